@@ -67,7 +67,7 @@ class Fire:
         own_start_ms: when this process started, epoch milliseconds.
     """
 
-    __slots__ = ("daemon", "detail", "fired_at_ms", "own_start_ms", "source")
+    __slots__ = ("fired_at_ms", "source", "daemon", "detail", "own_start_ms")
 
     def __init__(self, fired_at_ms: int, source: str, daemon: str | None, detail: str, own_start_ms: int) -> None:
         self.fired_at_ms = fired_at_ms
@@ -83,7 +83,7 @@ class Fire:
 class Process:
     """What the kernel says of one process. Its start is in clock ticks since the machine's."""
 
-    __slots__ = ("comm", "group", "parent", "pid", "start_ticks")
+    __slots__ = ("pid", "parent", "group", "comm", "start_ticks")
 
     def __init__(self, pid: int, parent: int, group: int, comm: bytes, start_ticks: int) -> None:
         self.pid = pid
@@ -109,7 +109,7 @@ class Ancestry:
         trouble: why the ancestors could not be read at all, or "".
     """
 
-    __slots__ = ("daemon", "forked", "forked_ms", "leader", "leader_ms", "own_start_ms", "trouble")
+    __slots__ = ("own_start_ms", "forked", "forked_ms", "daemon", "leader", "leader_ms", "trouble")
 
     def __init__(self, own_start_ms: int) -> None:
         self.own_start_ms = own_start_ms
