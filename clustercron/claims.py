@@ -1,0 +1,397 @@
+"""What the run path says to Redis about one tick: claim, start, renew, finish, and what is known of it.
+
+Each request may be sent again with the same owner as often as the budget allows: the scripts answer the same twice. A
+reply that did not come means *unknown*, never *lost*:
+
+    node A                      Redis                       node B
+    claim owner=a  ---------->  SET NX: a has the tick
+                   <--- lost
+    (no answer)                                             claim owner=b --> lost: claimed by a; asks again
+    claim owner=a  ---------->  record has owner a
+                   <----------  won, the same fencing token
+    start          ---------->  running                     asks again --> lost: running; leaves
+"""
+
+from __future__ import annotations
+
+import os
+import time
+
+from clustercron import schema
+from clustercron.errors import ClockSkew, StoreRefused, StoreUnavailable, TooLate, UsageError
+from clustercron.wire import Connection, ReplyError, WireError, reply_trouble
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from clustercron.clock import Clock
+    from clustercron.config import StoreSettings
+
+CLAIM_LEASE_MS = 5_000
+_FIRST_PAUSE_S = 0.05
+_LONGEST_PAUSE_S = 1.0
+_SHORTEST_TRY_S = 2.0
+
+
+class Tick:
+    """The tick to claim, with everything that the record is to say of this fire.
+
+    Args:
+        instant: UTC seconds.
+        text: the same as UTC text.
+        kind: `fire` or `tick` (backfill).
+        max_age_ms: how old the tick may be by Redis's clock; 0 for any age.
+        ttl_ms: how long the claim key is kept.
+        node: this node's name.
+        about: what this node says of itself, as a record.
+        definition: `schedule|zone`.
+        rules: fingerprint of the zone's offsets.
+        fire: what the record says of the fire, as a record.
+    """
+
+    __slots__ = ("about", "definition", "fire", "instant", "kind", "max_age_ms", "node", "rules", "text", "ttl_ms")
+
+    def __init__(
+        self,
+        instant: int,
+        text: str,
+        kind: str,
+        max_age_ms: int,
+        ttl_ms: int,
+        node: str,
+        about: str,
+        definition: str,
+        rules: str,
+        fire: str,
+    ) -> None:
+        self.instant = instant
+        self.text = text
+        self.kind = kind
+        self.max_age_ms = max_age_ms
+        self.ttl_ms = ttl_ms
+        self.node = node
+        self.about = about
+        self.definition = definition
+        self.rules = rules
+        self.fire = fire
+
+
+class Won:
+    """A claim that this owner has; nothing may be executed before `start` says so.
+
+    `below` is true when the tick is older than the list of taken ticks, so that only its claim key could tell.
+    """
+
+    __slots__ = ("attempt", "below", "claimed_at_ms", "token")
+
+    def __init__(self, token: str, attempt: str, claimed_at_ms: int, below: bool) -> None:
+        self.token = token
+        self.attempt = attempt
+        self.claimed_at_ms = claimed_at_ms
+        self.below = below
+
+
+class Lost:
+    """A tick that somebody has: its state, and the node where that is known."""
+
+    __slots__ = ("node", "since_ms", "state")
+
+    def __init__(self, state: str, node: str, since_ms: int | None) -> None:
+        self.state = state
+        self.node = node
+        self.since_ms = since_ms
+
+
+class Ending:
+    """How an attempt ended, with all that a later delivery needs.
+
+    Args:
+        outcome: a word of the contract.
+        facts: exit code and signal, as a record.
+        ended_at_ms: by the node's clock.
+        output: what is kept of the job's output.
+    """
+
+    __slots__ = ("ended_at_ms", "facts", "outcome", "output")
+
+    def __init__(self, outcome: str, facts: str, ended_at_ms: int, output: bytes = b"") -> None:
+        self.outcome = outcome
+        self.facts = facts
+        self.ended_at_ms = ended_at_ms
+        self.output = output
+
+
+class Claims:
+    """One owner's conversation with Redis about one job.
+
+    Not for two threads at once, but for `renew`, which has a connection of its own.
+
+    Args:
+        budget_ms: total time for asking before anything was executed; `finish` gets the same again.
+        max_skew_ms: how far the clocks of node and Redis may differ.
+    """
+
+    __slots__ = (
+        "_budget_s",
+        "_connection",
+        "_deadline",
+        "_job",
+        "_keys",
+        "_max_skew_ms",
+        "_store",
+        "clock",
+        "owner",
+        "tries",
+    )
+
+    def __init__(self, store: StoreSettings, job: str, clock: Clock, budget_ms: int, max_skew_ms: int) -> None:
+        self.owner = os.urandom(16).hex()
+        self.clock = clock
+        self.tries = 0
+        self._store = store
+        self._job = job
+        self._keys = schema.JobKeys(store.prefix, job)
+        self._budget_s = budget_ms / 1000
+        self._max_skew_ms = max_skew_ms
+        self._connection: Connection | None = None
+        self._deadline = time.monotonic() + self._budget_s
+
+    def close(self) -> None:
+        """Close the connection, so that no child can inherit it."""
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
+    def restart_budget(self) -> None:
+        """Give the next requests the whole budget again."""
+        self._deadline = time.monotonic() + self._budget_s
+
+    def known(self, tick: Tick) -> str:
+        """Answer the state of the tick's latest attempt, `gone` for one taken without a record, '' for a free one.
+
+        Raises:
+            StoreUnavailable: not answered within the budget.
+            StoreRefused: asking again cannot help.
+        """
+        keys = [self._keys.job, self._keys.ticks, self._keys.runs, self._keys.claim(tick.text)]
+        return self._ask(f"cannot look up {tick.text}", "known", keys, lambda left_ms: [str(tick.instant)])[1]
+
+    def claim(self, tick: Tick) -> Won | Lost:
+        """Claim the tick; wait for Redis's clock to reach it, and for a claim by another that is not started yet.
+
+        Raises:
+            ClockSkew: the clocks differ by more than --max-skew.
+            TooLate: the tick is too old by Redis's clock, and free.
+            StoreUnavailable: not answered within the budget.
+            StoreRefused: asking again cannot help.
+        """
+        keys = [self._keys.job, self._keys.ticks, self._keys.runs, self._keys.recent, self._keys.nodes]
+        keys.append(self._keys.claim(tick.text))
+        lease_ms = min(CLAIM_LEASE_MS, max(500, int(self._budget_s * 1000 / 3)))
+        what = f"cannot claim {tick.text}"
+        watched, since_ms, pause_s = "", 0, _FIRST_PAUSE_S
+        ripe = ""  # the fencing token that was watched for a whole lease
+        offset_ms: int | None = None
+        while True:
+            sent_ms = 0
+
+            def arguments(left_ms: int) -> list[str]:
+                nonlocal sent_ms
+                sent_ms = self.clock.node_now_ms()
+                deadline_ms = self._request_deadline(sent_ms, left_ms, offset_ms)
+                fixed = [self.owner, str(tick.instant), str(sent_ms), str(deadline_ms), str(self._max_skew_ms)]
+                fixed += [str(tick.max_age_ms), str(lease_ms), str(tick.ttl_ms), str(self._store.retention_ms)]
+                return [*fixed, tick.node, tick.about, tick.definition, tick.rules, tick.fire, ripe, tick.kind]
+
+            status, now_text, *rest = self._ask(what, "claim", keys, arguments)
+            store_now_ms = int(now_text)
+            if status == "won":
+                return Won(rest[0], rest[1], store_now_ms, rest[2] == "below")
+            if status == "stale" or status == "skew":
+                offset_ms = self._offset(what, sent_ms, store_now_ms)
+            elif status == "early":
+                self._wait_for_store_clock(tick, store_now_ms)
+            elif status == "too-late":
+                raise TooLate(
+                    f"too late for {tick.text}: by Redis's clock it is {schema.utc_ms(store_now_ms)}",
+                    "only --grace, --splay, --max-skew and --store-timeout together make a tick wait longer",
+                )
+            elif status == "layout":
+                raise StoreRefused(
+                    f"{what}: {self._store.address}: its records have layout {rest[0]}, newer than this version reads",
+                    "upgrade clustercron on this node",
+                )
+            elif rest[0] != "claimed":
+                state, node, _, _, claimed_at, started_at = rest
+                return Lost(state, node, int(started_at or claimed_at) if started_at or claimed_at else None)
+            else:
+                # Claimed and not started: its node may have died in between, so this one stays until it is clear.
+                _, node, token, lease_left = rest[:4]
+                now_ms = self.clock.boot_ms()
+                if token != watched:
+                    watched, since_ms = token, now_ms
+                ripe = token if now_ms - since_ms >= lease_ms else ""
+                left_s = self._deadline - time.monotonic()
+                if left_s <= 0:
+                    raise StoreUnavailable(f"{what}: node {node} claimed it and did not start it within the budget")
+                time.sleep(min(pause_s, left_s, max(0.02, int(lease_left) / 1000)))
+                pause_s = min(pause_s * 2, _LONGEST_PAUSE_S / 2)
+
+    def start(self, tick: Tick, won: Won, lease_ms: int) -> int | None:
+        """Turn the claim into a run. Answers the instant of the start by Redis's clock, in milliseconds.
+
+        Answers None when the claim has lapsed or is gone: it must be claimed again.
+
+        Raises:
+            StoreUnavailable: not confirmed within the budget, or another attempt has the tick by now.
+            StoreRefused: asking again cannot help.
+        """
+        what = f"cannot start {tick.text}"
+        offset_ms: int | None = None
+        while True:
+            sent_ms = 0
+
+            def arguments(left_ms: int) -> list[str]:
+                nonlocal sent_ms
+                sent_ms = self.clock.node_now_ms()
+                deadline_ms = self._request_deadline(sent_ms, left_ms, offset_ms)
+                return [self.owner, str(tick.instant), won.token, str(deadline_ms), str(lease_ms)]
+
+            status, now_text, *rest = self._ask(what, "start", [self._keys.job, self._keys.runs], arguments)
+            if status == "ok":
+                return int(rest[0])
+            if status == "stale":
+                offset_ms = self._offset(what, sent_ms, int(now_text))
+            elif status == "fenced":
+                raise StoreUnavailable(f"{what}: node {rest[1] or 'unknown'} took it over; it is {rest[0]} there")
+            else:
+                return None
+
+    def renew(self, tick: Tick, won: Won, lease_ms: int, restore: str, timeout_s: float) -> str:
+        """Say that the attempt is alive, in one try. Answers `ok`, `restored` or `fenced`.
+
+        Raises:
+            WireError: no answer, and so not known.
+        """
+        keys = [self._keys.job, self._keys.ticks, self._keys.runs, self._keys.recent, self._keys.claim(tick.text)]
+        argv = [self.owner, str(tick.instant), won.token, str(lease_ms), str(tick.ttl_ms), restore]
+        deadline = time.monotonic() + timeout_s
+        connection = Connection(self._store.address, deadline)
+        try:
+            return self._call(connection, "renew", keys, argv, deadline, listed=True)[0]
+        finally:
+            connection.close()
+
+    def finish(
+        self, tick: Tick, won: Won | None, ending: Ending, restore: str, next_lease_ms: int | None = None
+    ) -> Won | bool:
+        """Record how the attempt ended, and with a next lease begin the tick's next attempt.
+
+        Without a claim (`won` is None) the run is recorded beside whatever the tick came to. Answers False when another
+        attempt has the tick and nothing was changed, True when recorded, the next attempt where one was asked for.
+
+        Raises:
+            StoreUnavailable: not confirmed within the budget.
+            StoreRefused: asking again cannot help.
+        """
+        keys = [self._keys.job, self._keys.ticks, self._keys.runs, self._keys.recent, self._keys.claim(tick.text)]
+        keys.append(self._keys.output(tick.text, won.attempt if won else self.owner))
+
+        def arguments(left_ms: int) -> list[str | bytes]:
+            age_ms = max(0, self.clock.node_now_ms() - ending.ended_at_ms)
+            fixed = [self.owner, str(tick.instant), won.token if won else "", ending.outcome, ending.facts]
+            fixed += [str(age_ms), str(tick.ttl_ms), str(self._store.retention_ms), restore]
+            return [*fixed, ending.output, str(next_lease_ms) if next_lease_ms is not None else ""]
+
+        what = f"cannot record the end of {tick.text}"
+        status, now_text, *rest = self._ask(what, "finish", keys, arguments, listed=True)
+        if status == "fenced":
+            return False
+        if next_lease_ms is not None and rest:
+            return Won(rest[0], rest[1], int(now_text), False)
+        return True
+
+    def _request_deadline(self, node_now_ms: int, left_ms: int, offset_ms: int | None) -> int:
+        """Answer until when Redis may carry a request out: after that its sender has given up."""
+        if offset_ms is None:
+            return node_now_ms + left_ms + self._max_skew_ms
+        return node_now_ms + offset_ms + left_ms
+
+    def _offset(self, what: str, sent_ms: int, store_now_ms: int) -> int:
+        """Tell a request that was late from a clock that is wrong. Answers Redis's clock minus the node's.
+
+        Raises:
+            ClockSkew: no delay within the round trip explains the difference.
+        """
+        received_ms = self.clock.node_now_ms()
+        low, high = store_now_ms - received_ms, store_now_ms - sent_ms
+        if low > self._max_skew_ms or high < -self._max_skew_ms:
+            raise ClockSkew(
+                f"{what}: the clocks differ by more than --max-skew {self._max_skew_ms / 1000:g}s: "
+                f"node {schema.utc_ms(received_ms)}, {self._store.address} {schema.utc_ms(store_now_ms)}",
+                "set the clock of whichever is wrong; is an NTP client running?",
+            )
+        return high
+
+    def _wait_for_store_clock(self, tick: Tick, store_now_ms: int) -> None:
+        ahead_ms = tick.instant * 1000 - store_now_ms
+        if tick.kind == "tick":
+            raise UsageError(
+                f"cannot claim {tick.text}: it is in the future by Redis's clock, {schema.utc_ms(store_now_ms)}"
+            )
+        self.close()
+        time.sleep(ahead_ms / 1000)
+        self.restart_budget()
+
+    def _ask(
+        self,
+        what: str,
+        name: str,
+        keys: Sequence[str],
+        arguments: Callable[[int], Sequence[str | bytes]],
+        listed: bool = False,
+    ) -> list[str]:
+        """Send a script until it is answered or the budget is over; each try has fresh arguments."""
+        began = time.monotonic()
+        tries = 0
+        while True:
+            left_s = self._deadline - time.monotonic()
+            tries += 1
+            self.tries += 1
+            try:
+                deadline = time.monotonic() + min(left_s, max(_SHORTEST_TRY_S, self._budget_s / 4))
+                if self._connection is None:
+                    self._connection = Connection(self._store.address, deadline)
+                argv = arguments(max(0, int(left_s * 1000)))
+                return self._call(self._connection, name, keys, argv, deadline, listed)
+            except WireError as exc:
+                self.close()
+                if not exc.passing:
+                    raise StoreRefused(f"{what}: {self._store.address}: {exc.reason}", exc.hint) from None
+                left_s = self._deadline - time.monotonic()
+                pause_s = min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2 ** min(tries, 10)) * os.urandom(1)[0] / 255
+                if left_s <= pause_s:
+                    spent = f"{tries} {'try' if tries == 1 else 'tries'} in {time.monotonic() - began:.0f} s"
+                    raise StoreUnavailable(f"{what}: {self._store.address}: {exc.reason} ({spent})", exc.hint) from None
+                time.sleep(pause_s)
+
+    def _call(
+        self,
+        connection: Connection,
+        name: str,
+        keys: Sequence[str],
+        argv: Sequence[str | bytes],
+        deadline: float,
+        listed: bool,
+    ) -> list[str]:
+        commands: list[list[str | bytes]] = [["EVAL", schema.script(name), str(len(keys)), *keys, *argv]]
+        if listed:
+            # The list of jobs lies in another slot, so no script can write it; it is said again with every record.
+            commands.append(["SADD", schema.jobs_key(self._store.prefix), self._job])
+        reply = connection.call(commands, deadline)[0]
+        if isinstance(reply, ReplyError):
+            raise reply_trouble(reply.text)
+        if not isinstance(reply, list) or len(reply) < 2:
+            raise WireError("an answer that no script of clustercron gives", False)
+        return [item.decode("utf-8", "replace") if isinstance(item, bytes) else str(item) for item in reply]

@@ -1,0 +1,447 @@
+"""Where settings come from: the option, the environment, the config file, the default, in this order.
+
+Everything is read and checked once, before anything is done, and the first fault is named with the place it stands in.
+"""
+
+from __future__ import annotations
+
+import os
+
+from clustercron import options
+from clustercron.errors import ConfigError, UsageError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+DEFAULT_FILE = "/etc/clustercron.conf"
+DEFAULT_PREFIX = "clustercron"
+DEFAULT_RETENTION = "30d"
+ROOT_STATE_DIR = "/var/lib/clustercron"
+_MAX_FILE_BYTES = 1 << 20
+_MAX_SECRET_BYTES = 1 << 16
+_MAX_NODE = 64
+
+# Everything that may stand in the environment and the file beside the options of `run`.
+OTHER_VARIABLES = (
+    "CLUSTERCRON_REDIS_URL",
+    "CLUSTERCRON_REDIS_READ_URL",
+    "CLUSTERCRON_REDIS_PASSWORD_FILE",
+    "CLUSTERCRON_REDIS_CA_FILE",
+    "CLUSTERCRON_REDIS_CERT_FILE",
+    "CLUSTERCRON_REDIS_KEY_FILE",
+    "CLUSTERCRON_PREFIX",
+    "CLUSTERCRON_RETENTION",
+    "CLUSTERCRON_STORE_COMMAND",
+    "CLUSTERCRON_TZDATA",
+    "CLUSTERCRON_DAEMON_TZ",
+    "CLUSTERCRON_NODE",
+    "CLUSTERCRON_STATE_DIR",
+)
+URL_VARIABLES = ("CLUSTERCRON_REDIS_URL", "CLUSTERCRON_REDIS_READ_URL")
+
+
+class Sources:
+    """The environment and the config file as one place to ask for a variable.
+
+    An empty variable counts as not set, so that `CLUSTERCRON_GRACE= clustercron run ...` takes a value of the
+    environment back.
+    """
+
+    __slots__ = ("environ", "file", "path")
+
+    def __init__(self, environ: Mapping[str, str], path: str, file: Mapping[str, str]) -> None:
+        self.environ = environ
+        self.path = path
+        self.file = file
+
+    def find(self, variable: str) -> tuple[str, str] | None:
+        """Answer a variable's text and the place it stands in, or None."""
+        text = self.environ.get(variable)
+        if text:
+            return text, "environment"
+        text = self.file.get(variable)
+        if text:
+            return text, self.path
+        return None
+
+    def get(self, variable: str) -> str | None:
+        """Answer a variable's text, or None."""
+        found = self.find(variable)
+        return found[0] if found else None
+
+
+def read_sources(environ: Mapping[str, str]) -> Sources:
+    """Read the config file that the environment names, else /etc/clustercron.conf.
+
+    Raises:
+        ConfigError: the file is named but missing, cannot be read, or has a line that is no `NAME=value`.
+    """
+    path = environ.get("CLUSTERCRON_CONFIG") or DEFAULT_FILE
+    try:
+        text = _read_text(path, _MAX_FILE_BYTES)
+    except FileNotFoundError:
+        if path == DEFAULT_FILE:
+            return Sources(environ, path, {})
+        raise ConfigError(f"cannot read the configuration: {path}: no such file") from None
+    except OSError as exc:
+        raise ConfigError(
+            f"cannot read the configuration: {path}: {_reason(exc)}", f"every user with a clustercron line reads {path}"
+        ) from None
+    except ValueError as exc:
+        raise ConfigError(f"cannot read the configuration: {path}: {exc}") from None
+    return Sources(environ, path, parse_file(text, path))
+
+
+def parse_file(text: str, path: str) -> dict[str, str]:
+    """Read lines `NAME=value` as a shell and systemd's EnvironmentFile both would.
+
+    Names that are not clustercron's are passed over, and so are unknown ones of its own: an older version must be able
+    to read a newer one's file.
+
+    Raises:
+        ConfigError: a line is neither blank, comment nor assignment, or its quotes do not close.
+    """
+    values: dict[str, str] = {}
+    for number, line in enumerate(text.splitlines(), 1):
+        line = line.strip()
+        if not line or line[0] in "#;":
+            continue
+        name, equals, value = line.partition("=")
+        if not equals or not name or not all(c.isascii() and (c.isalnum() or c == "_") for c in name):
+            raise ConfigError(f"cannot read the configuration: {path} line {number}: not of the form NAME=value")
+        value = value.strip()
+        if value[:1] in ("'", '"'):
+            if len(value) < 2 or value[-1] != value[0]:
+                raise ConfigError(f"cannot read the configuration: {path} line {number}: the quote does not close")
+            value = value[1:-1]
+        if name.startswith(options.ENV_PREFIX):
+            values[name] = value
+    return values
+
+
+def _read_text(path: str, limit: int) -> str:
+    with open(path, "rb") as file:
+        content = file.read(limit + 1)
+    if len(content) > limit:
+        raise ValueError(f"larger than {limit} bytes")
+    try:
+        return content.decode()
+    except UnicodeDecodeError:
+        raise ValueError("not UTF-8 text") from None
+
+
+def _reason(exc: OSError) -> str:
+    return (exc.strerror or str(exc)).lower()
+
+
+class StoreAddress:
+    """Where Redis is and who we are there. Its text never has the password."""
+
+    __slots__ = ("ca_file", "cert_file", "db", "host", "key_file", "password", "path", "port", "tls", "username")
+
+    def __init__(self) -> None:
+        self.tls = False
+        self.host = ""
+        self.port = 6379
+        self.path = ""
+        self.db = 0
+        self.username: str | None = None
+        self.password: str | None = None
+        self.ca_file: str | None = None
+        self.cert_file: str | None = None
+        self.key_file: str | None = None
+
+    def __str__(self) -> str:
+        if self.path:
+            return f"redis at {self.path}"
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"redis at {host}:{self.port}"
+
+
+def parse_url(url: str) -> StoreAddress:
+    """Read redis://, rediss:// and unix:// URLs.
+
+    Raises:
+        ValueError: with the reason; it never repeats the URL, which may hold a password.
+    """
+    scheme, colon, rest = url.partition("://")
+    if not colon:
+        raise ValueError("not a URL such as redis://redis.example.net:6379/0")
+    if scheme in ("redis+sentinel", "rediss+sentinel", "redis+cluster", "rediss+cluster"):
+        raise ValueError(f"this version speaks to one Redis server; {scheme}:// is not in it")
+    if scheme not in ("redis", "rediss", "unix"):
+        raise ValueError("the scheme is not one of redis, rediss, unix")
+    if not rest.isprintable() or " " in rest:
+        raise ValueError("has blanks or control characters")
+    address = StoreAddress()
+    address.tls = scheme == "rediss"
+    rest, _, query = rest.partition("?")
+    user, at, place = rest.rpartition("@")
+    if at:
+        name, sep, password = user.partition(":")
+        address.username = _percent_decoded(name) or None
+        address.password = _percent_decoded(password) if sep else None
+        if address.password == "":
+            raise ValueError("the password is empty")
+    if "#" in place:
+        raise ValueError("has a '#'; write %23 in a user or password")
+    if scheme == "unix":
+        address.path = _percent_decoded(place)
+        if not address.path.startswith("/"):
+            raise ValueError("a unix URL has an absolute path: unix:///run/redis/redis.sock")
+    else:
+        _read_host(address, place)
+    if query:
+        name, _, value = query.partition("=")
+        if name != "db" or scheme != "unix":
+            raise ValueError(f"does not know the parameter {name!r}")
+        address.db = _database(value)
+    return address
+
+
+def _read_host(address: StoreAddress, place: str) -> None:
+    host, slash, db = place.partition("/")
+    if slash and db:
+        address.db = _database(db)
+    if host.startswith("["):
+        address.host, bracket, port = host[1:].partition("]")
+        if not bracket or (port and not port.startswith(":")):
+            raise ValueError("the IPv6 address is not of the form [::1]:6379")
+        port = port[1:]
+    else:
+        address.host, _, port = host.partition(":")
+    if not address.host:
+        raise ValueError("has no host: a Redis on every node would run the job on every node")
+    if port:
+        if not (port.isascii() and port.isdigit()) or not 0 < int(port[:6]) < 65536:
+            raise ValueError(f"port {port!r} is not in 1-65535")
+        address.port = int(port)
+
+
+def _database(text: str) -> int:
+    if not (text.isascii() and text.isdigit()) or len(text) > 5:
+        raise ValueError(f"database {text!r} is not a number")
+    return int(text)
+
+
+def _percent_decoded(text: str) -> str:
+    head, *parts = text.split("%")
+    if not parts:
+        return text
+    decoded = bytearray(head.encode())
+    for part in parts:
+        try:
+            decoded += bytes.fromhex(part[:2]) if len(part[:2]) == 2 else bytes.fromhex("-")
+        except ValueError:
+            raise ValueError("has a '%' that is not followed by two hexadecimal digits; write %25") from None
+        decoded += part[2:].encode()
+    return decoded.decode(errors="replace")
+
+
+def has_password(url: str) -> bool:
+    """Say whether a URL carries a password, without judging the rest of it."""
+    user, at, _ = url.partition("://")[2].rpartition("@")
+    return bool(at) and ":" in user
+
+
+def store_address(sources: Sources, variable: str = "CLUSTERCRON_REDIS_URL") -> StoreAddress:
+    """Find Redis: the URL, and the files that belong to it.
+
+    Raises:
+        ConfigError: no URL (never a silent localhost), a bad one, or a file that cannot be read.
+    """
+    found = sources.find(variable) or sources.find("CLUSTERCRON_REDIS_URL")
+    if found is None:
+        raise ConfigError(
+            "cannot find Redis: CLUSTERCRON_REDIS_URL is not set, neither in the environment nor in " + sources.path,
+            f"put CLUSTERCRON_REDIS_URL=redis://HOST:6379/0 into {sources.path}, the same on every node",
+        )
+    url, place = found
+    try:
+        address = parse_url(url)
+    except ValueError as exc:
+        raise ConfigError(f"cannot use CLUSTERCRON_REDIS_URL ({place}): {exc}") from None
+    path = sources.get("CLUSTERCRON_REDIS_PASSWORD_FILE")
+    if path and address.password is None:
+        address.password = _secret(path)
+    address.ca_file = _existing(sources, "CLUSTERCRON_REDIS_CA_FILE")
+    address.cert_file = _existing(sources, "CLUSTERCRON_REDIS_CERT_FILE")
+    address.key_file = _existing(sources, "CLUSTERCRON_REDIS_KEY_FILE")
+    if not address.tls and (address.ca_file or address.cert_file):
+        raise ConfigError(
+            f"cannot use CLUSTERCRON_REDIS_URL ({place}): TLS files are set, but the scheme is not rediss"
+        )
+    return address
+
+
+def _secret(path: str) -> str:
+    try:
+        text = _read_text(path, _MAX_SECRET_BYTES)
+    except OSError as exc:
+        raise ConfigError(f"cannot read the password: CLUSTERCRON_REDIS_PASSWORD_FILE {path}: {_reason(exc)}") from None
+    except ValueError as exc:
+        raise ConfigError(f"cannot read the password: CLUSTERCRON_REDIS_PASSWORD_FILE {path}: {exc}") from None
+    password = text.strip("\r\n")
+    if not password:
+        raise ConfigError(f"cannot read the password: CLUSTERCRON_REDIS_PASSWORD_FILE {path}: the file is empty")
+    return password
+
+
+def _existing(sources: Sources, variable: str) -> str | None:
+    path = sources.get(variable)
+    if path is None:
+        return None
+    try:
+        with open(path, "rb"):
+            return path
+    except OSError as exc:
+        raise ConfigError(f"cannot read {variable}: {path}: {_reason(exc)}") from None
+
+
+class StoreSettings:
+    """What every command needs to find the same records."""
+
+    __slots__ = ("address", "prefix", "retention_ms")
+
+    def __init__(self, address: StoreAddress, prefix: str, retention_ms: int) -> None:
+        self.address = address
+        self.prefix = prefix
+        self.retention_ms = retention_ms
+
+
+def store_settings(sources: Sources, variable: str = "CLUSTERCRON_REDIS_URL") -> StoreSettings:
+    """Read where Redis is and how records are named and kept there.
+
+    Raises:
+        ConfigError: one of the variables is missing or bad.
+    """
+    prefix = sources.get("CLUSTERCRON_PREFIX") or DEFAULT_PREFIX
+    if not prefix.isprintable() or any(c in "{} " for c in prefix) or len(prefix) > 100:
+        raise ConfigError("cannot use CLUSTERCRON_PREFIX: braces, blanks and control characters do not fit in it")
+    text = sources.get("CLUSTERCRON_RETENTION") or DEFAULT_RETENTION
+    try:
+        retention_ms = options.positive_duration_ms(text)
+    except ValueError as exc:
+        raise ConfigError(f"cannot use CLUSTERCRON_RETENTION: {text!r}: {exc}") from None
+    return StoreSettings(store_address(sources, variable), prefix, retention_ms)
+
+
+def node_name(sources: Sources) -> str:
+    """Answer this node's name: a label, never an identity.
+
+    Raises:
+        ConfigError: CLUSTERCRON_NODE has a character that a name cannot have.
+    """
+    given = sources.get("CLUSTERCRON_NODE")
+    if given is None:
+        host = os.uname().nodename[:_MAX_NODE]
+        return "".join(c if c in options.NAME_CHARACTERS else "-" for c in host) or "unknown"
+    if len(given) > _MAX_NODE or any(c not in options.NAME_CHARACTERS for c in given):
+        raise ConfigError(f"cannot use CLUSTERCRON_NODE: {given!r}: 1 to {_MAX_NODE} of A-Z a-z 0-9 . _ -")
+    return given
+
+
+def state_dir(sources: Sources) -> str:
+    """Answer the directory for records that could not be delivered; it may not exist yet."""
+    given = sources.get("CLUSTERCRON_STATE_DIR")
+    if given:
+        return given
+    if os.geteuid() == 0:
+        return ROOT_STATE_DIR
+    return os.path.join(os.path.expanduser("~"), ".local", "state", "clustercron")
+
+
+def tzdata_source(sources: Sources) -> str:
+    """Answer which zone rules are used: `package` or `system`.
+
+    Raises:
+        ConfigError: CLUSTERCRON_TZDATA is something else.
+    """
+    word = sources.get("CLUSTERCRON_TZDATA") or "package"
+    if word not in ("package", "system"):
+        raise ConfigError(f"cannot use CLUSTERCRON_TZDATA: {word!r} is not one of package, system")
+    return word
+
+
+class RunSettings:
+    """The options of `run` as values; None where nothing is set. Durations are milliseconds."""
+
+    __slots__ = (
+        "dry_run",
+        "grace_ms",
+        "job",
+        "keep_output_bytes",
+        "kill_after_ms",
+        "lease_ms",
+        "log",
+        "max_skew_ms",
+        "on_failure",
+        "on_lease_lost",
+        "on_store_down",
+        "output",
+        "ping",
+        "poll",
+        "retries",
+        "retry_delay_ms",
+        "schedule",
+        "skip_exit_code",
+        "splay_ms",
+        "store_timeout_ms",
+        "tick",
+        "timeout_ms",
+        "tz",
+    )
+    job: str
+    schedule: str
+    tz: str | None
+    grace_ms: int | None
+    poll: bool
+    splay_ms: int
+    max_skew_ms: int
+    retries: int
+    retry_delay_ms: int
+    timeout_ms: int | None
+    kill_after_ms: int
+    lease_ms: int
+    on_lease_lost: str
+    on_store_down: str
+    store_timeout_ms: int
+    output: str
+    keep_output_bytes: int
+    ping: str | None
+    on_failure: str | None
+    log: str | None
+    skip_exit_code: int
+    tick: str | None
+    dry_run: bool
+
+
+def run_settings(given: Mapping[str, str], sources: Sources) -> RunSettings:
+    """Give every option of `run` its value: from the command line, the environment, the file, the default.
+
+    Raises:
+        UsageError: a value on the command line does not fit its option.
+        ConfigError: one in the environment or the file does not.
+    """
+    settings = RunSettings()
+    for option in options.RUN_OPTIONS:
+        text = given.get(option.name)
+        found = None
+        if text is None and option.variable is not None:
+            found = sources.find(option.variable)
+        try:
+            if text is not None:
+                value = option.parse(text)
+            elif found is not None:
+                value = option.parse(found[0])
+            elif option.default is not None:
+                value = option.parse(option.default)
+            else:
+                value = False if option.is_flag else None
+        except ValueError as exc:
+            if found is not None:
+                raise ConfigError(f"cannot use {option.variable} ({found[1]}): {found[0]!r}: {exc}") from None
+            raise UsageError(f"cannot use --{option.name}: {text!r}: {exc}") from None
+        setattr(settings, option.field, value)
+    return settings

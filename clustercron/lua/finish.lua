@@ -1,0 +1,61 @@
+-- Record the end of an attempt; by choice begin the tick's next one, for a retry by the same owner.
+-- KEYS: job, ticks, runs, recent, claim, output (of this attempt).
+-- ARGV: owner, tick in seconds, fencing token ('' for a run without a claim), outcome, what the record says of the end,
+--       age of the end, time to live of the claim key, retention (ms), record to restore, kept output, lease of the next
+--       attempt (ms, '' for none).
+-- Answers: `ok`, and with a next attempt its fencing token and number; `fenced` with the state and the node of the
+--       attempt that has the tick: nothing was changed. Sent twice it answers the same twice.
+-- Atomic, since an attempt that was taken over must not overwrite its successor.
+local job, ticks, runs, recent, claim, output = unpack(KEYS)
+local owner, tick, token, outcome, ending, age, ttl, retention, restore, kept, lease = unpack(ARGV)
+local clock = whole(now)
+
+local record = redis.call('HGET', runs, tick)
+if token == '' then
+  -- A run without a claim is kept beside whatever the tick came to otherwise.
+  local ended = put(restore, 's', outcome) .. ' e=' .. whole(now - tonumber(age)) .. ' ' .. ending
+  if not record and not trace(job, ticks, claim, tick) then
+    take(job, ticks, runs, recent, claim, tick, owner, ttl, ended)
+  else
+    local field = tick .. '.' .. owner
+    if redis.call('HEXISTS', runs, field) == 0 then redis.call('RPUSH', recent, field) end
+    redis.call('HSET', runs, field, ended)
+  end
+  return {'ok', clock}
+end
+if not record then
+  local holder = redis.call('GET', claim)
+  if holder and holder ~= owner then return {'fenced', clock, 'gone', ''} end
+  record = restore
+  local highest = tonumber(redis.call('HGET', job, 'token') or 0)
+  if highest < tonumber(token) then redis.call('HSET', job, 'token', token) end
+  take(job, ticks, runs, recent, claim, tick, owner, ttl, record)
+elseif get(record, 'k') ~= token then
+  -- The answer to a retry's request may have been lost: then the next attempt is ours already.
+  local before = redis.call('HGET', runs, tick .. '.' .. whole(tonumber(get(record, 'a') or 1) - 1))
+  if lease ~= '' and get(record, 'o') == owner and before and get(before, 'k') == token then
+    return {'ok', clock, get(record, 'k'), get(record, 'a')}
+  end
+  return {'fenced', clock, get(record, 's') or 'unknown', get(record, 'n') or ''}
+end
+
+local state = get(record, 's')
+if state == 'claimed' or state == 'running' or state == outcome then
+  local ended = put(record, 's', outcome)
+  if not get(record, 'e') then ended = put(ended, 'e', whole(now - tonumber(age))) .. ' ' .. ending end
+  ended = drop(ended, 'olrg')
+  if kept ~= '' then redis.call('SET', output, kept, 'PX', retention) end
+  if lease ~= '' then
+    archive(runs, recent, tick, ended)
+    local attempt = whole(tonumber(get(record, 'a') or 1) + 1)
+    token = draw_token(job)
+    record = drop(record, 'brt')
+    record = put(put(put(put(record, 'a', attempt), 's', 'running'), 'k', token), 'c', clock)
+    redis.call('HSET', runs, tick, put(put(record, 'l', whole(now + tonumber(lease))), 'g', lease))
+    return {'ok', clock, token, attempt}
+  end
+  redis.call('HSET', runs, tick, ended)
+  set_live(job, tick, false)
+  return {'ok', clock}
+end
+return {'fenced', clock, state or 'unknown', get(record, 'n') or ''}

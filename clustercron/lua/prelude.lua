@@ -1,0 +1,91 @@
+-- Put before each script: Redis's clock, records, and the one way a tick becomes taken.
+-- A record is text: `letter=value` pairs, separated by blanks; the letters are explained in schema.py.
+-- An old version keeps the letters that it does not know.
+local LAYOUT, KEPT_TICKS, MAX_TRIED = 1, 1024, 100
+local time = redis.call('TIME')
+local now = tonumber(time[1]) * 1000 + math.floor(tonumber(time[2]) / 1000)
+
+local function whole(number) return string.format('%.0f', number) end
+
+local function get(record, letter) return string.match(' ' .. record, ' ' .. letter .. '=(%S*)') end
+
+local function drop(record, letters)
+  for letter in string.gmatch(letters, '%S') do
+    record = string.gsub(' ' .. record, ' ' .. letter .. '=%S*', '', 1)
+    record = string.gsub(record, '^ ', '')
+  end
+  return record
+end
+
+local function put(record, letter, value)
+  return drop(record, letter) .. ' ' .. letter .. '=' .. value
+end
+
+-- The ticks with an attempt that has not ended, in the job's state: what is running is seen without a search.
+local function set_live(job, tick, alive)
+  local rest = {}
+  for other in string.gmatch(redis.call('HGET', job, 'live') or '', '%d+') do
+    if other ~= tick then rest[#rest + 1] = other end
+  end
+  if alive then rest[#rest + 1] = tick end
+  redis.call('HSET', job, 'live', table.concat(rest, ' '))
+end
+
+-- What is known of a tick without a record: nil when it is free, else why it counts as taken.
+-- The claim key can be evicted or expire; the list of the last ticks and the newest tick have no expiry. Below a full
+-- list only the claim key can tell.
+local function trace(job, ticks, claim, tick)
+  if redis.call('EXISTS', claim) == 1 or redis.call('ZSCORE', ticks, tick) then return 'gone' end
+  local newest = redis.call('HGET', job, 'newest')
+  if newest == tick then return 'gone' end
+  if newest and tonumber(tick) < tonumber(newest) and redis.call('ZCARD', ticks) == 0 then return 'gone' end
+  return nil
+end
+
+-- Whether the list of the last ticks is full and begins after this tick.
+local function below_list(ticks, tick)
+  if redis.call('ZCARD', ticks) < KEPT_TICKS then return false end
+  return tonumber(tick) < tonumber(redis.call('ZRANGE', ticks, 0, 0)[1])
+end
+
+-- Delete a few of the oldest records past the retention; the newest stays for ever.
+local function trim(job, runs, recent, retention)
+  for _ = 1, 4 do
+    if redis.call('LLEN', recent) < 2 then return end
+    local field = redis.call('LINDEX', recent, 0)
+    local record = redis.call('HGET', runs, field)
+    if record then
+      local touched = math.max(tonumber(get(record, 'c') or 0), tonumber(get(record, 'l') or 0))
+      if now - touched < retention then return end
+      redis.call('HDEL', runs, field)
+      set_live(job, field, false)
+    end
+    redis.call('LPOP', recent)
+  end
+end
+
+-- Write a tick's latest attempt, and everything that says that the tick is taken.
+local function take(job, ticks, runs, recent, claim, tick, owner, ttl, record)
+  redis.call('SET', claim, owner, 'PX', ttl)
+  redis.call('ZADD', ticks, tick, tick)
+  redis.call('ZREMRANGEBYRANK', ticks, 0, -1 - KEPT_TICKS)
+  if redis.call('HEXISTS', runs, tick) == 0 then redis.call('RPUSH', recent, tick) end
+  redis.call('HSET', runs, tick, record)
+  local newest = redis.call('HGET', job, 'newest')
+  if not newest or tonumber(newest) < tonumber(tick) then redis.call('HSET', job, 'newest', tick) end
+  if not redis.call('HGET', job, 'layout') then redis.call('HSET', job, 'layout', LAYOUT) end
+end
+
+-- Move an attempt that ended out of the way of the tick's next one.
+local function archive(runs, recent, tick, record)
+  local field = tick .. '.' .. (get(record, 'a') or '0')
+  if redis.call('HEXISTS', runs, field) == 0 then redis.call('RPUSH', recent, field) end
+  redis.call('HSET', runs, field, record)
+end
+
+-- A number that rises with every claim of the job, also when Redis lost its data in between.
+local function draw_token(job)
+  local token = math.max(now, tonumber(redis.call('HGET', job, 'token') or 0) + 1)
+  redis.call('HSET', job, 'token', whole(token))
+  return whole(token)
+end
