@@ -88,24 +88,27 @@ class Schedule:
 
     @property
     def minutes(self) -> tuple[int, ...]:
+        """Return the minutes, in order."""
         return _members(self.minute_bits)
 
     @property
     def hours(self) -> tuple[int, ...]:
+        """Return the hours, in order."""
         return _members(self.hour_bits)
 
     @property
     def days(self) -> tuple[int, ...]:
-        """The plain days of the month; those of L are in `extended`."""
+        """Return the plain days of the month; those of L are in `extended`."""
         return _members(self.day_bits)
 
     @property
     def months(self) -> tuple[int, ...]:
+        """Return the months, January is 1."""
         return _members(self.month_bits)
 
     @property
     def weekdays(self) -> tuple[int, ...]:
-        """The plain weekdays, Sunday is 0; those of L and # are in `extended`."""
+        """Return the plain weekdays, Sunday is 0; those of L and # are in `extended`."""
         return _members(self.weekday_bits)
 
     def days_in(self, first_weekday: int, length: int) -> int:
@@ -225,7 +228,7 @@ def _parse_item(field: _Field, item: str) -> int:
         low, high = field.low, field.high
     else:
         first, dash, last = span.partition("-")
-        if dash and not last or not first:
+        if not first or (dash and not last):
             raise ValueError(_shape_fault(field, item))
         low = high = _parse_value(field, first, item)
         if dash:
@@ -276,7 +279,7 @@ def _shape_fault(field: _Field, item: str) -> str:
     if field in (_DAY, _WEEKDAY) and ("#" in lowered or lowered.strip("0123456789") == "l"):
         return f"cron cannot say {item}: it needs --poll, with a line that fires on every day it may fall on"
     names = f" or a name such as {field.names[0]}" if field.names else ""
-    return f"{item!r} is nothing that every cron reads: write *, N, N-M, */S or N-M/S, N in {field.low}-{field.high}{names}"
+    return f"{item!r} is no value, range or step that every cron reads: write *, N, N-M, */S or N-M/S, N in {field.low}-{field.high}{names}"
 
 
 def _backwards_fault(field: _Field, low: int, high: int, item: str) -> str:

@@ -37,6 +37,7 @@ def civil(day: int) -> tuple[int, int, int]:
 
 
 def is_leap(year: int) -> bool:
+    """Whether a year of the Gregorian calendar has a 29 February."""
     return year % 4 == 0 and (year % 100 != 0 or year % 400 == 0)
 
 
@@ -47,7 +48,17 @@ class Zone:
     its offsets, in minutes. Offsets count as positive east of Greenwich.
     """
 
-    __slots__ = ("_footer", "_last_span", "_offsets", "_starts", "_windows", "highest", "lowest", "name", "rules_version")
+    __slots__ = (
+        "_footer",
+        "_last_span",
+        "_offsets",
+        "_starts",
+        "_windows",
+        "highest",
+        "lowest",
+        "name",
+        "rules_version",
+    )
 
     def __init__(
         self, name: str, rules_version: str, starts: list[int], offsets: list[int], footer: _Footer | None
@@ -125,13 +136,13 @@ class Zone:
         table_end = self._starts[-1] if self._starts else -_ALWAYS
         starts = self._starts[-4:]
         offsets = self._offsets[-1 - len(starts) :]
-        coming = [change for near in (year - 1, year, year + 1) for change in footer.changes(near) if change[0] > table_end]
+        coming = [
+            change for near in (year - 1, year, year + 1) for change in footer.changes(near) if change[0] > table_end
+        ]
         if civil(table_end // 1440)[0] < year - 1 and coming:
             starts, offsets = [], [footer.changes(year - 2)[-1][1]]
         for start, offset in coming:
-            if offset != offsets[-1]:
-                starts.append(start)
-                offsets.append(offset)
+            _append_change(starts, offsets, start, offset)
         return starts, offsets
 
 
@@ -189,7 +200,7 @@ def _skip_abbreviation(text: str) -> str:
 def _read_clock(text: str, most_hours: int) -> tuple[int, str]:
     """Read `[+-]h[h[h]][:mm[:ss]]` at the front; return seconds and the rest of the text."""
     sign = -1 if text[:1] == "-" else 1
-    index = 1 if text[:1] in ("+", "-") and text else 0
+    index = 1 if text[:1] in ("+", "-") else 0
     seconds = 0
     for unit, most in ((3600, most_hours), (60, 59), (1, 59)):
         begin = index
@@ -237,6 +248,16 @@ def _instant_of(date: tuple[str, int, int, int, int], year: int) -> int:
     return day * 86400 + seconds
 
 
+def _append_change(starts: list[int], offsets: list[int], start: int, offset: int) -> None:
+    """Add a change to a table, unless it changes the abbreviation or the season's name only."""
+    if starts and start == starts[-1]:
+        starts.pop()
+        offsets.pop()
+    if offset != offsets[-1]:
+        starts.append(start)
+        offsets.append(offset)
+
+
 def _count_until(starts: list[int], minute: int) -> int:
     """Return how many starts are not after the minute."""
     low, high = 0, len(starts)
@@ -267,7 +288,7 @@ def _parse_tzif(name: str, data: bytes, rules_version: str) -> Zone:
     width, begin = 4, 0
     if data[4:5] >= b"2":
         width, begin = 8, 44 + _block_length(data, 0, 4)
-    leaps, count, kinds, letters = _numbers(data, begin + 28, 4, 4)
+    leaps, count, kinds = _numbers(data, begin + 28, 3, 4)
     if leaps:
         raise BadZone(f"zone {name!r}: its rules count leap seconds, which neither cron nor Redis does")
     times_at = begin + 44
@@ -276,19 +297,13 @@ def _parse_tzif(name: str, data: bytes, rules_version: str) -> Zone:
     end = begin + 44 + _block_length(data, begin, width)
     if not kinds or len(data) < end:
         raise ValueError(name)
-    kind_offsets = [int.from_bytes(data[at : at + 4], "big", signed=True) for at in range(kinds_at, kinds_at + 6 * kinds, 6)]
+    kind_offsets = [
+        int.from_bytes(data[at : at + 4], "big", signed=True) for at in range(kinds_at, kinds_at + 6 * kinds, 6)
+    ]
     starts: list[int] = []
     offsets = [kind_offsets[0]]
     for time, kind in zip(_numbers(data, times_at, count, width), data[index_at:kinds_at], strict=True):
-        offset = kind_offsets[kind]
-        start = -(-time // 60)
-        if offset == offsets[-1]:
-            continue  # only the abbreviation or the name of the season changed
-        if starts and start == starts[-1]:
-            offsets[-1] = offset
-            continue
-        starts.append(start)
-        offsets.append(offset)
+        _append_change(starts, offsets, -(-time // 60), kind_offsets[kind])
     footer = None
     if width == 8:
         text = data[end:].decode("ascii").strip("\n")
@@ -320,7 +335,7 @@ def load(name: str, source: str = "package") -> Zone:
         BadZone: no such zone in that source; the nearest names are in the hint. Never another source instead.
     """
     if source == "package":
-        import tzdata
+        import tzdata  # type: ignore[import-untyped]
 
         directory, version = f"{tzdata.__path__[0]}/zoneinfo", tzdata.IANA_VERSION
     elif source == "system":
@@ -409,7 +424,7 @@ def daemon_zone(spec: str | None, localtime_path: str = "/etc/localtime") -> Zon
         data = _read_file(localtime_path)
         if data is not None:
             return parse_tzif(_localtime_name(localtime_path), data, "file")
-        if os.path.lexists(localtime_path) and os.path.exists(localtime_path):
+        if os.path.exists(localtime_path):
             raise BadZone(f"zone of cron: {localtime_path}: it cannot be read")
         return _fixed_zone("UTC", "UTC0")
     wanted = spec[1:] if spec[0] == ":" else spec
