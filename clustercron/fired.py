@@ -106,7 +106,7 @@ class Ancestry:
         daemon: which daemon that is, or "systemd-cron" if a unit of it holds this process; None if not certain.
         leader: the leader of the own process group if it exists and its parent is hidden; else None.
         leader_ms: its start.
-        trouble: why the ancestors could not be read at all, or "".
+        trouble: why the ancestors could not be read, or "".
     """
 
     __slots__ = ("own_start_ms", "forked", "forked_ms", "daemon", "leader", "leader_ms", "trouble")
@@ -211,6 +211,8 @@ def read_ancestry(environ: Mapping[str, str], proc: str, boot_ms: int | None) ->
             seen.leader = _read_process(proc, str(own.group))
     else:
         seen.leader = _hidden_starter(proc, own, chain, hidden)
+    if hidden and not daemon_at:
+        seen.trouble = f"the parent of {chain[-1]} is hidden from this user"
     if seen.leader is not None:
         seen.leader_ms = boot_ms + seen.leader.start_ticks * 1000 // hertz
     return seen

@@ -214,6 +214,7 @@ def test_with_hidden_parents_the_leader_of_the_process_group_counts(tree: ProcTr
     tree.add(20, 10, "sh", 50_000).add(21, 20, "python3", 50_007, group=20)
     fire = tree.fire(21)
     assert (fire.fired_at_ms, fire.source, fire.daemon) == (at(50_000), "process-group", None)
+    assert "hidden" in fire.detail
 
 
 def test_a_leader_that_is_no_ancestor_counts_too(tree: ProcTree) -> None:
