@@ -179,6 +179,9 @@ def _refuse(text: str, reason: str) -> BadSchedule:
 
 def _columns(text: str) -> list[str]:
     """Split into five texts, at blanks and tabs only: cron knows no other space."""
+    for char in text:
+        if not char.isprintable() and char != "\t":
+            raise _refuse(text, f"holds {char!r}, which cron takes for no blank: write one line with blanks only")
     columns = [column for column in text.replace("\t", " ").split(" ") if column]
     if not columns:
         raise _refuse(text, "is empty: write five fields, such as 0 2 * * *")
@@ -189,10 +192,8 @@ def _columns(text: str) -> list[str]:
         return fields.split(" ")
     if len(columns) != 5:
         count = "1 field" if len(columns) == 1 else f"{len(columns)} fields"
-        wrong = next((char for char in text if not " " <= char <= "~" and char != "\t"), None)
-        about = "" if wrong is None else f" (and {wrong!a}, which cron takes for no space)"
         raise _refuse(
-            text, f"{count}{about}, not 5: write minute, hour, day of month, month and day of week, such as 0 2 * * *"
+            text, f"{count}, not 5: write minute, hour, day of month, month and day of week, such as 0 2 * * *"
         )
     return columns
 

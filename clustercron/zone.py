@@ -170,6 +170,9 @@ class _Footer:
         if len(dates) != 2:
             raise ValueError(text)
         self.start, self.end = _read_date(dates[0]), _read_date(dates[1])
+        if self.changes(2001)[-1][0] == self.changes(2002)[0][0]:
+            # Each summer begins as the last one ends: this is how permanent summer time is written.
+            self.standard, self.start, self.end = self.summer, None, None
 
     def changes(self, year: int) -> list[tuple[int, int]]:
         """Return (minute of UTC, new offset) of the two changes of a year, in order."""
@@ -177,9 +180,7 @@ class _Footer:
             return []
         to_summer = (_instant_of(self.start, year) - self.standard, self.summer)
         to_standard = (_instant_of(self.end, year) - self.summer, self.standard)
-        # At the same instant summer time goes on: some zones write permanent summer time so.
-        both = [to_summer, to_standard] if to_summer[0] < to_standard[0] else [to_standard, to_summer]
-        return [(-(-instant // 60), offset) for instant, offset in both]
+        return [(-(-instant // 60), offset) for instant, offset in sorted((to_summer, to_standard))]
 
 
 def _skip_abbreviation(text: str) -> str:
@@ -306,7 +307,10 @@ def _parse_tzif(name: str, data: bytes, rules_version: str) -> Zone:
         _append_change(starts, offsets, -(-time // 60), kind_offsets[kind])
     footer = None
     if width == 8:
-        text = data[end:].decode("ascii").strip("\n")
+        text = data[end:].decode("ascii")
+        if len(text) < 2 or text[0] != "\n" or text[-1] != "\n":
+            raise ValueError(name)
+        text = text[1:-1]
         footer = _Footer(text) if text else None
     if footer is not None and footer.start is None and footer.standard != offsets[-1]:
         raise ValueError(name)
@@ -334,24 +338,36 @@ def load(name: str, source: str = "package") -> Zone:
     Raises:
         BadZone: no such zone in that source; the nearest names are in the hint. Never another source instead.
     """
-    if source == "package":
-        import tzdata  # type: ignore[import-untyped]
-
-        directory, version = f"{tzdata.__path__[0]}/zoneinfo", tzdata.IANA_VERSION
-    elif source == "system":
-        directory = next((path for path in SYSTEM_DIRS if os.path.isdir(path)), "")
-        if not directory:
-            raise BadZone(
-                f"zone {name!r}: no zone rules on this machine: none of {' '.join(SYSTEM_DIRS)}",
-                "install the system's tzdata package, or leave CLUSTERCRON_TZDATA unset",
-            )
-        version = f"system {_system_version(directory)}"
-    else:
-        raise BadZone(f"zone {name!r}: {source!r} is no source of zone rules: write package or system")
-    data = _read_file(f"{directory}/{name}") if _is_name(name) else None
+    directory, version = _rules_directory(name, source)
+    path = f"{directory}/{name}"
+    data = _read_file(path) if _is_name(name) else None
+    if data is None and _is_name(name) and os.path.isfile(path):
+        raise BadZone(f"zone {name!r}: its rules cannot be read: {path}: not readable for this user")
     if data is None or data[:4] != b"TZif":
         raise BadZone(f"zone {name!r}: unknown time zone", _nearest_names(name, directory))
     return parse_tzif(name, data, version)
+
+
+def _rules_directory(name: str, source: str) -> tuple[str, str]:
+    """Return the directory of a source's rules and their version."""
+    if source == "package":
+        try:
+            import tzdata  # type: ignore[import-untyped]
+        except ImportError:
+            raise BadZone(
+                f"zone {name!r}: no zone rules: the Python package tzdata is not installed",
+                "install it, or set CLUSTERCRON_TZDATA=system on every node",
+            ) from None
+        return f"{tzdata.__path__[0]}/zoneinfo", tzdata.IANA_VERSION
+    if source != "system":
+        raise BadZone(f"zone {name!r}: {source!r} is no source of zone rules: write package or system")
+    directory = next((path for path in SYSTEM_DIRS if os.path.isdir(path)), None)
+    if directory is None:
+        raise BadZone(
+            f"zone {name!r}: no zone rules on this machine: none of {' '.join(SYSTEM_DIRS)}",
+            "install the system's tzdata package, or leave CLUSTERCRON_TZDATA unset",
+        )
+    return directory, f"system {_system_version(directory)}"
 
 
 def _is_name(name: str) -> bool:
@@ -364,17 +380,14 @@ def _is_name(name: str) -> bool:
     )
 
 
-def _read_file(path: str) -> bytes | None:
-    """Return a file's bytes; None where there is no readable file."""
+def _read_file(path: str, most: int = 1 << 20) -> bytes | None:
+    """Return a file's bytes, the first `most` of them; None where there is no readable file."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except (OSError, ValueError):
         return None
     try:
-        parts = []
-        while part := os.read(descriptor, 65536):
-            parts.append(part)
-        return b"".join(parts)
+        return os.read(descriptor, most)
     except OSError:
         return None
     finally:
@@ -382,7 +395,7 @@ def _read_file(path: str) -> bytes | None:
 
 
 def _system_version(directory: str) -> str:
-    first_line = (_read_file(f"{directory}/tzdata.zi") or b"").partition(b"\n")[0].split()
+    first_line = (_read_file(f"{directory}/tzdata.zi", 100) or b"").partition(b"\n")[0].split()
     if len(first_line) == 3 and first_line[1] == b"version":
         return first_line[2].decode("ascii", "replace")
     return (_read_file(f"{directory}/+VERSION") or b"unknown").decode("ascii", "replace").strip()
@@ -400,8 +413,10 @@ def _nearest_names(name: str, directory: str) -> str:
                 known[path.lower()] = path
     wanted = name.lower().replace(" ", "_")
     cities = {path.rpartition("/")[2]: path for path in known}
-    near = [known[wanted]] if wanted in known else [known[path] for path in get_close_matches(wanted, known, 3)]
-    near += [known[cities[city]] for city in get_close_matches(wanted.rpartition("/")[2], cities, 3)]
+    if exact := known.get(wanted) or known.get(cities.get(wanted.rpartition("/")[2], "")):
+        return f"did you mean {exact}?"
+    near = [known[path] for path in get_close_matches(wanted, known, 3, 0.75)]
+    near += [known[cities[city]] for city in get_close_matches(wanted.rpartition("/")[2], cities, 3, 0.75)]
     unique = list(dict.fromkeys(near))[:3]
     if not unique:
         return "write an IANA name such as Europe/Amsterdam, or UTC"
