@@ -35,7 +35,7 @@ _SHORTEST_TRY_S = 2.0
 
 
 class Tick:
-    """The tick to claim, with everything that the record is to say of this fire.
+    """The tick to claim, with all that the records are to say of this fire.
 
     Args:
         instant: UTC seconds.
@@ -130,27 +130,36 @@ class Claims:
     Args:
         budget_ms: total time for asking before anything was executed; `finish` gets the same again.
         max_skew_ms: how far the clocks of node and Redis may differ.
+        owner: of an attempt whose end was kept; a new one where there is none.
     """
 
     __slots__ = (
         "_budget_s",
         "_connection",
         "_deadline",
-        "_job",
         "_keys",
         "_max_skew_ms",
         "_store",
         "clock",
+        "job",
         "owner",
         "tries",
     )
 
-    def __init__(self, store: StoreSettings, job: str, clock: Clock, budget_ms: int, max_skew_ms: int) -> None:
-        self.owner = os.urandom(16).hex()
+    def __init__(
+        self,
+        store: StoreSettings,
+        job: str,
+        clock: Clock,
+        budget_ms: int,
+        max_skew_ms: int,
+        owner: str | None = None,
+    ) -> None:
+        self.owner = owner or os.urandom(16).hex()
         self.clock = clock
         self.tries = 0
         self._store = store
-        self._job = job
+        self.job = job
         self._keys = schema.JobKeys(store.prefix, job)
         self._budget_s = budget_ms / 1000
         self._max_skew_ms = max_skew_ms
@@ -163,9 +172,9 @@ class Claims:
             self._connection.close()
             self._connection = None
 
-    def restart_budget(self) -> None:
-        """Give the next requests the whole budget again."""
-        self._deadline = time.monotonic() + self._budget_s
+    def restart_budget(self, at_most_s: float | None = None) -> None:
+        """Give the next requests the whole budget again, or a shorter one."""
+        self._deadline = time.monotonic() + min(self._budget_s, at_most_s or self._budget_s)
 
     def known(self, tick: Tick) -> str:
         """Answer the state of the tick's latest attempt, `gone` for one taken without a record, '' for a free one.
@@ -238,13 +247,13 @@ class Claims:
                 time.sleep(min(pause_s, left_s, max(0.02, int(lease_left) / 1000)))
                 pause_s = min(pause_s * 2, _LONGEST_PAUSE_S / 2)
 
-    def start(self, tick: Tick, won: Won, lease_ms: int) -> int | None:
+    def start(self, tick: Tick, won: Won, lease_ms: int) -> int | Lost | None:
         """Turn the claim into a run. Answers the instant of the start by Redis's clock, in milliseconds.
 
-        Answers None when the claim has lapsed or is gone: it must be claimed again.
+        Answers Lost when another attempt took the claim over; None when it has lapsed or is gone and must be claimed again.
 
         Raises:
-            StoreUnavailable: not confirmed within the budget, or another attempt has the tick by now.
+            StoreUnavailable: not confirmed within the budget.
             StoreRefused: asking again cannot help.
         """
         what = f"cannot start {tick.text}"
@@ -264,7 +273,7 @@ class Claims:
             if status == "stale":
                 offset_ms = self._offset(what, sent_ms, int(now_text))
             elif status == "fenced":
-                raise StoreUnavailable(f"{what}: node {rest[1] or 'unknown'} took it over; it is {rest[0]} there")
+                return Lost(rest[0], rest[1], None)
             else:
                 return None
 
@@ -388,7 +397,7 @@ class Claims:
         commands: list[list[str | bytes]] = [["EVAL", schema.script(name), str(len(keys)), *keys, *argv]]
         if listed:
             # The list of jobs lies in another slot, so no script can write it; it is said again with every record.
-            commands.append(["SADD", schema.jobs_key(self._store.prefix), self._job])
+            commands.append(["SADD", schema.jobs_key(self._store.prefix), self.job])
         reply = connection.call(commands, deadline)[0]
         if isinstance(reply, ReplyError):
             raise reply_trouble(reply.text)

@@ -300,14 +300,18 @@ def _existing(sources: Sources, variable: str) -> str | None:
 
 
 class StoreSettings:
-    """What every command needs to find the same records."""
+    """What every command needs to find the same records; its text names the store in the spool."""
 
-    __slots__ = ("address", "prefix", "retention_ms")
+    __slots__ = ("address", "prefix", "retention_ms", "stores_command")
 
-    def __init__(self, address: StoreAddress, prefix: str, retention_ms: int) -> None:
+    def __init__(self, address: StoreAddress, prefix: str, retention_ms: int, stores_command: bool) -> None:
         self.address = address
         self.prefix = prefix
         self.retention_ms = retention_ms
+        self.stores_command = stores_command
+
+    def __str__(self) -> str:
+        return f"{self.address}, database {self.address.db}, prefix {self.prefix}"
 
 
 def store_settings(sources: Sources, variable: str = "CLUSTERCRON_REDIS_URL") -> StoreSettings:
@@ -324,7 +328,11 @@ def store_settings(sources: Sources, variable: str = "CLUSTERCRON_REDIS_URL") ->
         retention_ms = options.positive_duration_ms(text)
     except ValueError as exc:
         raise ConfigError(f"cannot use CLUSTERCRON_RETENTION: {text!r}: {exc}") from None
-    return StoreSettings(store_address(sources, variable), prefix, retention_ms)
+    try:
+        stores_command = options.flag(sources.get("CLUSTERCRON_STORE_COMMAND") or "no")
+    except ValueError as exc:
+        raise ConfigError(f"cannot use CLUSTERCRON_STORE_COMMAND: {exc}") from None
+    return StoreSettings(store_address(sources, variable), prefix, retention_ms, stores_command)
 
 
 def node_name(sources: Sources) -> str:

@@ -72,6 +72,11 @@ class StoreUnavailable(ClustercronError):
 
     exit_code = 75
 
+    def with_advice(self) -> StoreUnavailable:
+        """Answer the same with the hint that a run's owner needs, where there is no better one."""
+        advice = "the job did not run on this node; --on-store-down=run would run it on every node"
+        return StoreUnavailable(self.message, self.hint or advice)
+
 
 class StoreRefused(ClustercronError):
     """Redis answered, and trying again cannot help: password, permission, TLS, layout, not a Redis."""

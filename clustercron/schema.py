@@ -99,14 +99,35 @@ def script(name: str) -> str:
 
 
 def encode(**values: str | int | None) -> str:
-    """Write the pairs of a record, each under its letter; None leaves one out. Blanks in a value become underscores."""
-    return " ".join(f"{letter}={str(value).replace(' ', '_')}" for letter, value in values.items() if value is not None)
+    """Write the pairs of a record, each under its letter; None leaves one out.
+
+    What would break a record apart stands as `%XX`, as in a URL.
+    """
+    return " ".join(f"{letter}={_quoted(str(value))}" for letter, value in values.items() if value is not None)
+
+
+def _quoted(text: str) -> str:
+    if text.isascii() and text.isalnum():
+        return text
+    safe = "._-:/|*,#@+"
+    return "".join(
+        c if (c.isascii() and c.isalnum()) or c in safe else "".join(f"%{byte:02X}" for byte in _bytes(c)) for c in text
+    )
+
+
+def _bytes(character: str) -> bytes:
+    return character.encode("utf-8", "surrogateescape")
 
 
 def decode(record: str, letters: dict[str, str]) -> dict[str, str]:
-    """Read a record into full names. Unknown letters keep their letter; what is no pair is passed over."""
+    """Read a record into full names and plain values; unknown letters keep their letter, what is no pair is passed over.
+
+    The values are somebody's words: escape control characters before they are shown.
+    """
+    from urllib.parse import unquote
+
     pairs = (pair.partition("=") for pair in record.split(" "))
-    return {letters.get(letter, letter): value for letter, equals, value in pairs if equals}
+    return {letters.get(letter, letter): unquote(value) for letter, equals, value in pairs if equals}
 
 
 def utc_ms(instant_ms: int) -> str:

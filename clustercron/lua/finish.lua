@@ -34,7 +34,7 @@ elseif get(record, 'k') ~= token then
   -- The answer to a retry's request may have been lost: then the next attempt is ours already.
   local before = redis.call('HGET', runs, tick .. '.' .. whole(tonumber(get(record, 'a') or 1) - 1))
   if lease ~= '' and get(record, 'o') == owner and before and get(before, 'k') == token then
-    return {'ok', clock, get(record, 'k'), get(record, 'a')}
+    return {'ok', get(record, 'b'), get(record, 'k'), get(record, 'a')}
   end
   return {'fenced', clock, get(record, 's') or 'unknown', get(record, 'n') or ''}
 end
@@ -49,8 +49,8 @@ if state == 'claimed' or state == 'running' or state == outcome then
     archive(runs, recent, tick, ended)
     local attempt = whole(tonumber(get(record, 'a') or 1) + 1)
     token = draw_token(job)
-    record = drop(record, 'brt')
-    record = put(put(put(put(record, 'a', attempt), 's', 'running'), 'k', token), 'c', clock)
+    record = put(put(put(drop(record, 'rt'), 'a', attempt), 'k', token), 'c', clock)
+    record = put(put(record, 's', 'running'), 'b', clock)
     redis.call('HSET', runs, tick, put(put(record, 'l', whole(now + tonumber(lease))), 'g', lease))
     return {'ok', clock, token, attempt}
   end

@@ -1,0 +1,391 @@
+"""What a winner does with its claim: begin, execute, renew, retry, and record how it ended.
+
+Only winners load this. Whatever Redis does once the command is executed, the job is unharmed: what cannot be recorded
+waits in the spool.
+"""
+
+from __future__ import annotations
+
+import binascii
+import os
+import select
+import sys
+import time
+
+from clustercron import config, schema, spool, supervise
+from clustercron.claims import Claims, Ending, Lost, Tick, Won
+from clustercron.errors import ClustercronError, StoreUnavailable
+from clustercron.supervise import die_of as die_of
+from clustercron.wire import WireError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from clustercron.clock import Clock
+    from clustercron.config import RunSettings, StoreSettings
+    from clustercron.messages import Voice
+    from clustercron.supervise import End, Renewal
+
+TIMED_OUT = 124
+START_FAILED = 126
+_GIVE_BACK_S = 0.8
+_DELIVERY_MS = 2_000
+_HOOK_MS = 300_000
+
+
+class Attempt:
+    """The attempts of one owner at one tick. Use it as a context: it catches signals from its beginning to its end."""
+
+    __slots__ = (
+        "_began_ms",
+        "_claimed",
+        "_claims",
+        "_clock",
+        "_held_since_ms",
+        "_renewal",
+        "_settings",
+        "_signals",
+        "_state_dir",
+        "_store",
+        "_voice",
+        "_won",
+    )
+
+    def __init__(
+        self,
+        settings: RunSettings,
+        store: StoreSettings,
+        state_dir: str,
+        claimed: Tick,
+        claims: Claims,
+        clock: Clock,
+        voice: Voice,
+    ) -> None:
+        self._settings = settings
+        self._store = store
+        self._state_dir = state_dir
+        self._claimed = claimed
+        self._claims = claims
+        self._clock = clock
+        self._voice = voice
+        self._signals = supervise.Signals()
+        self._won: Won | None = None
+        self._renewal: Renewal | None = None
+        self._began_ms = 0
+        self._held_since_ms = 0
+
+    def __enter__(self) -> Attempt:
+        return self
+
+    def __exit__(self, *unused: object) -> None:
+        if self._renewal is not None:
+            self._renewal.stop()
+        self._signals.close()
+
+    def begin(self, won: Won | None) -> Lost | int | None:
+        """Have the claim confirmed as a run. Answers None when the command may be executed.
+
+        Answers the signal that came before that, when the tick was given back; or Lost, when the claim lapsed and another
+        attempt has the tick. Without a claim there is nothing to confirm.
+
+        Raises:
+            StoreUnavailable: not confirmed; the tick is given back, now or through the spool.
+        """
+        self._began_ms = self._clock.node_now_ms()
+        while won is not None:
+            self._won = won
+            self._voice.decide(
+                f"{self._claimed.text}: won attempt {won.attempt} with fencing token {won.token}"
+                + ("; it is older than the list of taken ticks, so its claim key alone decided" if won.below else "")
+            )
+            stops = [number for number in self._signals.take() if number in supervise.STOPPING]
+            if stops:
+                self._give_back(won)
+                return stops[-1]
+            try:
+                self._held_since_ms = self._clock.boot_ms()
+                began_ms = self._claims.start(self._claimed, won, self._settings.lease_ms)
+                if isinstance(began_ms, Lost):
+                    return began_ms
+                if began_ms is not None:
+                    self._began_ms = began_ms
+                    break
+                answer = self._claims.claim(self._claimed)
+            except ClustercronError as exc:
+                self._give_back(won)
+                if not isinstance(exc, StoreUnavailable):
+                    raise
+                if self._settings.on_store_down != "run":
+                    raise exc.with_advice() from None
+                self._voice.complain(exc)
+                self._won = None
+                break
+            if isinstance(answer, Lost):
+                return answer
+            won = answer
+        self._claims.close()
+        return None
+
+    def execute(
+        self, file: str, argv: tuple[str, ...], environ: Mapping[str, str], facts: Mapping[str, str]
+    ) -> int:
+        """Execute the command, again for each retry; record the outcome; answer the exit code."""
+        self._ping("start", "")
+        for left in range(self._settings.retries, -1, -1):
+            job_environ = self._job_environ(environ, facts)
+            ending, exit_code, again = self._execute_once(supervise.Job(file, argv, job_environ))
+            if not (again and left and self._begin_next(ending)):
+                break
+        if self._renewal is not None:
+            self._renewal.stop()
+        self._record(ending)
+        if ending.outcome != "succeeded":
+            self._run_failure_hook(job_environ, ending.outcome, exit_code)
+        self._ping("" if exit_code == 0 else "fail", f"{ending.outcome}, exit code {exit_code}")
+        return exit_code
+
+    def _execute_once(self, job: supervise.Job) -> tuple[Ending, int, bool]:
+        """Answer how it ended, the exit code, and whether a retry may follow."""
+        settings = self._settings
+        output = supervise.Output(settings.output, settings.keep_output_bytes)
+        self._begin_renewal()
+        try:
+            end = supervise.watch(
+                job, output, self._signals, settings.timeout_ms, settings.kill_after_ms, self._heed_renewal
+            )
+        except OSError as exc:
+            trouble = ClustercronError(f"cannot execute {job.file}: {(exc.strerror or str(exc)).lower()}")
+            self._voice.complain(trouble)
+            return self._ending("start-failed", ""), START_FAILED, False
+        outcome, exit_code = self._judge(end)
+        self._voice.decide(f"{self._claimed.text}: {outcome}, exit code {exit_code}")
+        facts = schema.encode(x=end.exit_code, y=end.signal)
+        ending = self._ending(outcome, facts, bytes(output.kept))
+        output.release(failed=outcome != "succeeded")
+        again = outcome in ("failed", "killed", "timed-out") and end.stopped_by is None and self._won is not None
+        return ending, exit_code, again
+
+    def _judge(self, end: End) -> tuple[str, int]:
+        exit_code = 128 + end.signal if end.signal is not None else end.exit_code or 0
+        if end.cause == "timeout":
+            limit = (self._settings.timeout_ms or 0) / 1000
+            self._voice.complain(ClustercronError(f"stopped the run of {self._claimed.text}: --timeout {limit:g}s"))
+            return "timed-out", TIMED_OUT
+        if end.cause == "lease":
+            return "lease-lost", exit_code
+        if end.signal is not None:
+            return "killed", exit_code
+        return ("succeeded" if exit_code == 0 else "failed"), exit_code
+
+    def _ending(self, outcome: str, facts: str, kept: bytes = b"") -> Ending:
+        return Ending("unclaimed" if self._won is None else outcome, facts, self._clock.node_now_ms(), kept)
+
+    def _job_environ(self, environ: Mapping[str, str], facts: Mapping[str, str]) -> dict[str, str]:
+        """The environment of cron, less what carries a password, with what the job may want to know of its run."""
+        job_environ = dict(environ)
+        for variable in config.URL_VARIABLES:
+            if config.has_password(job_environ.get(variable, "")):
+                del job_environ[variable]
+        job_environ.update(facts)
+        job_environ["CLUSTERCRON_ATTEMPT"] = self._won.attempt if self._won else "1"
+        # A job without a claim has the lowest token there is: what checks tokens refuses it.
+        job_environ["CLUSTERCRON_FENCING_TOKEN"] = self._won.token if self._won else "0"
+        late_ms = self._began_ms - self._claimed.instant * 1000
+        job_environ["CLUSTERCRON_LATE_SECONDS"] = str(max(0, late_ms // 1000))
+        job_environ.pop("CLUSTERCRON_UNCLAIMED", None)
+        if self._won is None:
+            job_environ["CLUSTERCRON_UNCLAIMED"] = "1"
+        return job_environ
+
+    def _restorable(self) -> str:
+        """What the record says, for a Redis that has lost it."""
+        won = self._won
+        pairs = schema.encode(
+            a=won.attempt if won else "1",
+            s="running",
+            n=self._claimed.node,
+            o=self._claims.owner,
+            k=won.token if won else None,
+            c=won.claimed_at_ms if won else None,
+            b=self._began_ms,
+        )
+        return f"{pairs} {self._claimed.fire}"
+
+    def _begin_renewal(self) -> None:
+        won = self._won
+        if won is None:
+            return
+        if self._renewal is not None:
+            self._renewal.stop()
+        restorable = self._restorable()
+        lease_ms = self._settings.lease_ms
+
+        def renew(timeout_s: float) -> bool:
+            return self._claims.renew(self._claimed, won, lease_ms, restorable, timeout_s) != "fenced"
+
+        # Whoever is to end before the lease does needs the time that stopping takes.
+        kills = self._settings.on_lease_lost == "kill"
+        margin_ms = min(self._settings.kill_after_ms + 1_000, lease_ms // 2) if kills else 0
+        self._renewal = supervise.Renewal(
+            renew, WireError, lease_ms, margin_ms, self._held_since_ms, self._clock.boot_ms, self._signals
+        )
+
+    def _heed_renewal(self) -> bool:
+        """Say what the renewal has to say; answers whether the job is to be stopped."""
+        lost = self._renewal.lost if self._renewal else None
+        if lost is None:
+            return False
+        kills = self._settings.on_lease_lost == "kill"
+        why = "another attempt has the tick" if lost == "taken" else f"{self._store.address} did not confirm it in time"
+        what = "stops the job" if kills else "the job goes on"
+        self._voice.complain(
+            ClustercronError(
+                f"lost the lease of {self._claimed.text}: {why}: {what}",
+                None if kills else "--on-lease-lost=kill would stop it",
+            )
+        )
+        return kills
+
+    def _begin_next(self, ending: Ending) -> bool:
+        """Wait the delay of a retry and begin the tick's next attempt; the run counts as alive meanwhile."""
+        delay_ms = self._settings.retry_delay_ms
+        self._voice.decide(f"{self._claimed.text}: tries again in {delay_ms / 1000:g} s")
+        if not self._wait(delay_ms):
+            return False
+        self._claims.restart_budget()
+        try:
+            self._held_since_ms = self._clock.boot_ms()
+            following = self._claims.finish(
+                self._claimed, self._won, ending, self._restorable(), self._settings.lease_ms
+            )
+        except ClustercronError as exc:
+            self._voice.complain(exc)
+            return False
+        finally:
+            self._claims.close()
+        if not isinstance(following, Won):
+            return False
+        self._won, self._began_ms = following, following.claimed_at_ms
+        return True
+
+    def _wait(self, delay_ms: int) -> bool:
+        """Wait; answers False when a signal or the loss of the lease ends it."""
+        until = time.monotonic() + delay_ms / 1000
+        poll = select.poll()
+        poll.register(self._signals.read_fd, select.POLLIN)
+        while (left_s := until - time.monotonic()) > 0:
+            poll.poll(int(left_s * 1000) + 1)
+            for number in self._signals.take():
+                if number in supervise.STOPPING or (number == supervise.NEWS and self._heed_renewal()):
+                    return False
+        return True
+
+    def _give_back(self, won: Won) -> None:
+        """Say that nothing was executed, so that the tick is free again."""
+        self._claims.restart_budget(_GIVE_BACK_S)
+        ending = Ending("abandoned", "", self._clock.node_now_ms())
+        self._voice.decide(f"{self._claimed.text}: gives the tick back")
+        self._tell_store(won, ending)
+
+    def _record(self, ending: Ending) -> None:
+        self._claims.restart_budget()
+        if not self._tell_store(self._won, ending):
+            self._voice.complain(
+                ClustercronError(
+                    f"did not record the end of {self._claimed.text} ({ending.outcome}): another attempt has the tick"
+                )
+            )
+
+    def _tell_store(self, won: Won | None, ending: Ending) -> bool:
+        """Record an ending, in Redis or in the spool. Answers False when another attempt has the tick."""
+        try:
+            return bool(self._claims.finish(self._claimed, won, ending, self._restorable()))
+        except ClustercronError as exc:
+            self._spool(won, ending, exc)
+            return True
+        finally:
+            self._claims.close()
+
+    def _spool(self, won: Won | None, ending: Ending, trouble: ClustercronError) -> None:
+        record = {
+            "store": str(self._store),
+            "job": self._claims.job,
+            "tick": str(self._claimed.instant),
+            "owner": self._claims.owner,
+            "token": won.token if won else "",
+            "attempt": won.attempt if won else "1",
+            "outcome": ending.outcome,
+            "facts": ending.facts,
+            "ended_at_ms": str(ending.ended_at_ms),
+            "ttl_ms": str(self._claimed.ttl_ms),
+            "restore": self._restorable(),
+            "output": binascii.b2a_base64(ending.output, newline=False).decode("ascii"),
+        }
+        try:
+            path = spool.keep(self._state_dir, f"{ending.ended_at_ms}-{self._claims.owner}-{record['attempt']}", record)
+        except spool.SpoolError as exc:
+            self._voice.complain(trouble)
+            self._voice.complain(exc)
+            return
+        self._voice.complain(
+            type(trouble)(trouble.message, f"it ended as {ending.outcome}; this node's next fire records it from {path}")
+        )
+
+    def _run_failure_hook(self, job_environ: dict[str, str], outcome: str, exit_code: int) -> None:
+        hook = self._settings.on_failure
+        if hook is None:
+            return
+        environ = {**job_environ, "CLUSTERCRON_OUTCOME": outcome, "CLUSTERCRON_EXIT_CODE": str(exit_code)}
+        job = supervise.Job("/bin/sh", ("sh", "-c", hook), environ)
+        try:
+            end = supervise.watch(job, supervise.Output("pass", 0), self._signals, _HOOK_MS, 1_000, lambda: False)
+            reason = f"exit code {end.exit_code}" if end.signal is None else f"signal {end.signal}"
+            if end.cause is not None:
+                reason = f"stopped after {_HOOK_MS // 1000} s"
+            failed = end.exit_code != 0
+        except OSError as exc:
+            failed, reason = True, (exc.strerror or str(exc)).lower()
+        if failed:
+            self._voice.complain(ClustercronError(f"the --on-failure command failed: {hook!r}: {reason}"))
+
+    def _ping(self, suffix: str, body: str) -> None:
+        """Send a signal to the dead man's switch from a process of its own: it may be slow, this run is not."""
+        url = self._settings.ping
+        if url is None:
+            return
+        base, question, query = url.partition("?")
+        target = base.rstrip("/") + (f"/{suffix}" if suffix else "") + question + query
+        argv = [sys.executable, "-I", "-m", "clustercron.ping", self._claims.job, target, body]
+        try:
+            supervise.spawn_detached(argv)
+        except OSError as exc:
+            self._voice.complain(ClustercronError(f"cannot ping {target}: {(exc.strerror or str(exc)).lower()}"))
+
+
+def deliver(store: StoreSettings, state_dir: str, clock: Clock, voice: Voice) -> None:
+    """Record the ends that this node could not tell this store before."""
+
+    def send(record: dict[str, str]) -> bool:
+        try:
+            instant, attempt = int(record["tick"]), record["attempt"]
+            ended_at_ms, output = int(record["ended_at_ms"]), binascii.a2b_base64(record["output"])
+            ttl_ms = int(record["ttl_ms"])
+        except ValueError:
+            return False
+        text = schema.utc_ms(instant * 1000).replace(".000Z", "Z")
+        claims = Claims(store, record["job"], clock, _DELIVERY_MS, 0, owner=record["owner"])
+        tick = Tick(instant, text, "fire", 0, ttl_ms, "", "", "", "", "")
+        won = Won(record["token"], attempt, 0, False) if record["token"] else None
+        ending = Ending(record["outcome"], record["facts"], ended_at_ms, output)
+        try:
+            claims.finish(tick, won, ending, record["restore"])
+        except ClustercronError as exc:
+            voice.note(f"kept records stay where they are: {exc.message}")
+            return False
+        finally:
+            claims.close()
+        voice.decide(f"{text}: recorded the end of {record['job']} that was kept: {record['outcome']}")
+        return True
+
+    spool.deliver(state_dir, str(store), send)
