@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -273,6 +274,26 @@ def test_a_number_taken_by_a_younger_process_is_no_parent(tree: ProcTree) -> Non
     tree.add(5, 1, "crond", 50_009, argv=("crond",)).add(21, 5, "python3", 50_007, group=3)
     fire = tree.fire(21)
     assert (fire.fired_at_ms, fire.source, fire.daemon) == (at(50_007), "own-start", None)
+
+
+def test_a_parent_that_ends_while_it_is_looked_at_is_not_hidden(tree: ProcTree) -> None:
+    tree.add(1, 0, "init", 0).add(5, 1, "supercronic", 7).add(12, 5, "sh", 50_000)
+    tree.add(21, 10, "python3", 50_007, group=12)
+    (tree.root / "10").mkdir()
+    os.mkfifo(tree.root / "10" / "stat")
+
+    def end_the_parent() -> None:
+        # Opening waits for the finder to look; it reads nothing once this closes, as of a process that has ended.
+        with (tree.root / "10" / "stat").open("wb"):
+            tree.remove(10)
+            tree.remove(21)
+            tree.add(21, 12, "python3", 50_007, group=12)
+
+    thread = threading.Thread(target=end_the_parent)
+    thread.start()
+    fire = tree.fire(21)
+    thread.join()
+    assert (fire.fired_at_ms, fire.source) == (at(50_000), "daemon-child")
 
 
 def test_a_process_file_system_of_another_kind_is_survived(tree: ProcTree) -> None:
