@@ -57,6 +57,14 @@ misuse() {
     exit 2
 }
 
+# As a shell would have to be given it.
+quoted() {
+    case $1 in
+    *[!A-Za-z0-9/._+@=-]*) printf "'%s'" "$(printf '%s' "$1" | sed "s/'/'\\\\''/g")" ;;
+    *) printf '%s' "$1" ;;
+    esac
+}
+
 absolute() {
     case $1 in
     /*) path=$1 ;;
@@ -107,6 +115,7 @@ fi
 link=
 if [ -n "$prefix" ]; then
     absolute "$prefix"
+    prefix=$path
     base=$path/lib/clustercron bin=$path/bin man=$path/share/man
 elif $root || [ -n "$stage" ]; then
     base=/opt/clustercron bin=/usr/local/bin man=/usr/local/share/man link=/usr/bin/clustercron
@@ -150,7 +159,7 @@ if $uninstall; then
     fi
     [ -w "$stage$base" ] || die "cannot remove $base: no permission; run this as its owner"
     pids=$([ -n "$stage" ] || users_of "$base/releases" | tr '\n' ' ')
-    [ -z "$pids" ] || die "cannot remove $base: still running from it: pid ${pids% }; try again when they have ended"
+    [ -z "$pids" ] || die "cannot remove $base: still running from it: pid ${pids% }; try again when it has ended"
     [ -z "$link" ] || ! is_ours "$stage$link" "$command" || rm -f -- "$stage$link"
     ! is_ours "$stage$command" "$target" || rm -f -- "$stage$command"
     for page in "$stage$man"/man[1-9]/*; do
@@ -212,8 +221,10 @@ quietly() {
     what=$1
     shift
     "$@" </dev/null >"$work/log" 2>&1 9>&- && return 0
-    grep -v '^WARNING' "$work/log" | tail -n 5 >&2 || :
-    die "$what failed (above: the last it said); what was installed before is untouched"
+    # Of pip's long story the lines that name a cause.
+    grep -E 'ERROR:|Error\(' "$work/log" | tail -n 4 >&2 || :
+    grep -qE 'ERROR:|Error\(' "$work/log" || tail -n 5 "$work/log" >&2
+    die "$what failed, see above; what was installed before is untouched: mend it and run this again"
 }
 
 # --- a Python
@@ -507,13 +518,13 @@ case :$PATH: in
 *":$bin:"*) ;;
 *)
     if [ -z "$linked" ]; then
-        name=$command page=$man/man1/clustercron.1
+        name=$(quoted "$command") page=$(quoted "$man/man1/clustercron.1")
         [ -n "$stage" ] || say "not on your PATH: $bin; to have it there: export PATH=\"$bin:\$PATH\""
     fi
     ;;
 esac
 say "clustercron $version is installed: $command$linked"
-[ -n "$linked" ] || say "cron's PATH is /usr/bin:/bin: in a crontab write $command"
+[ -n "$linked" ] || say "cron's PATH is /usr/bin:/bin: in a crontab write $(quoted "$command")"
 if $demo; then
     say "now: $name demo"
     trap - EXIT HUP INT TERM
@@ -521,5 +532,5 @@ if $demo; then
     exec "$command" demo 9>&-
 fi
 say 'next:'
-say "  $tree/install.sh --demo${prefix:+ --prefix $prefix}   see five nodes share one tick"
+say "  $(quoted "$tree/install.sh") --demo${prefix:+ --prefix $(quoted "$prefix")}   see five nodes share one tick"
 say "  man $page"
