@@ -1,0 +1,33 @@
+"""Fixtures: one private server for the session, emptied for each test, and a fleet of nodes on it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.rig import Fleet, Server
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+
+@pytest.fixture(scope="session")
+def shared_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    with Server(tmp_path_factory.mktemp("redis")) as server:
+        yield server
+
+
+@pytest.fixture
+def server(shared_server: Server) -> Server:
+    """The session's server, empty. A test that stops, breaks or configures its server starts one of its own."""
+    shared_server.client().flushall()
+    return shared_server
+
+
+@pytest.fixture
+def fleet(server: Server, tmp_path: Path) -> Iterator[Fleet]:
+    fleet = Fleet(server.url, tmp_path)
+    yield fleet
+    fleet.close()
