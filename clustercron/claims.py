@@ -122,6 +122,33 @@ class Ending:
         self.output = output
 
 
+class _Unstarted:
+    """Watches a claim by another that is not started: its node may have died in between.
+
+    A lease that was watched in full by the own boot clock has run out, whatever Redis's clock does meanwhile.
+    """
+
+    __slots__ = ("_clock", "_lease_ms", "_pause_s", "_since_ms", "_token", "ripe_token")
+
+    def __init__(self, lease_ms: int, clock: Clock) -> None:
+        self._lease_ms = lease_ms
+        self._clock = clock
+        self._token = ""
+        self._since_ms = 0
+        self._pause_s = _FIRST_PAUSE_S
+        self.ripe_token = ""
+
+    def pause_s(self, token: str, lease_left_ms: int) -> float:
+        """Take note of who has the claim; answer how long to wait before asking again."""
+        now_ms = self._clock.boot_ms()
+        if token != self._token:
+            self._token, self._since_ms, self.ripe_token = token, now_ms, ""
+        elif now_ms - self._since_ms >= self._lease_ms:
+            self.ripe_token = token
+        pause_s, self._pause_s = self._pause_s, min(self._pause_s * 2, _LONGEST_PAUSE_S / 2)
+        return min(pause_s, max(0.02, lease_left_ms / 1000))
+
+
 class Claims:
     """One owner's conversation with Redis about one job.
 
@@ -139,11 +166,12 @@ class Claims:
         "_deadline",
         "_keys",
         "_max_skew_ms",
+        "_offset_ms",
+        "_sent_ms",
         "_store",
         "clock",
         "job",
         "owner",
-        "tries",
     )
 
     def __init__(
@@ -157,13 +185,14 @@ class Claims:
     ) -> None:
         self.owner = owner or os.urandom(16).hex()
         self.clock = clock
-        self.tries = 0
         self._store = store
         self.job = job
         self._keys = schema.JobKeys(store.prefix, job)
         self._budget_s = budget_ms / 1000
         self._max_skew_ms = max_skew_ms
         self._connection: Connection | None = None
+        self._sent_ms = 0
+        self._offset_ms: int | None = None  # Redis's clock minus the node's, once a delay made it matter
         self._deadline = time.monotonic() + self._budget_s
 
     def close(self) -> None:
@@ -184,7 +213,7 @@ class Claims:
             StoreRefused: asking again cannot help.
         """
         keys = [self._keys.job, self._keys.ticks, self._keys.runs, self._keys.claim(tick.text)]
-        return self._ask(f"cannot look up {tick.text}", "known", keys, lambda left_ms: [str(tick.instant)])[1]
+        return self._ask(f"cannot look up {tick.text}", "known", keys, lambda *_: [str(tick.instant)])[1]
 
     def claim(self, tick: Tick) -> Won | Lost:
         """Claim the tick; wait for Redis's clock to reach it, and for a claim by another that is not started yet.
@@ -192,90 +221,77 @@ class Claims:
         Raises:
             ClockSkew: the clocks differ by more than --max-skew.
             TooLate: the tick is too old by Redis's clock, and free.
+            UsageError: a chosen tick is in the future by Redis's clock.
             StoreUnavailable: not answered within the budget.
             StoreRefused: asking again cannot help.
         """
+        what = f"cannot claim {tick.text}"
         keys = [self._keys.job, self._keys.ticks, self._keys.runs, self._keys.recent, self._keys.nodes]
         keys.append(self._keys.claim(tick.text))
         lease_ms = min(CLAIM_LEASE_MS, max(500, int(self._budget_s * 1000 / 3)))
-        what = f"cannot claim {tick.text}"
-        watched, since_ms, pause_s = "", 0, _FIRST_PAUSE_S
-        ripe = ""  # the fencing token that was watched for a whole lease
-        offset_ms: int | None = None
+        unstarted = _Unstarted(lease_ms, self.clock)
+
+        def arguments(sent_ms: int, deadline_ms: int) -> list[str]:
+            clocks = [sent_ms, deadline_ms, self._max_skew_ms, tick.max_age_ms]
+            lives = [lease_ms, tick.ttl_ms, self._store.retention_ms]
+            numbers = [str(number) for number in (tick.instant, *clocks, *lives)]
+            said = [tick.node, tick.about, tick.definition, tick.rules, tick.fire, unstarted.ripe_token, tick.kind]
+            return [self.owner, *numbers, *said]
+
         while True:
-            sent_ms = 0
-
-            def arguments(left_ms: int) -> list[str]:
-                nonlocal sent_ms
-                sent_ms = self.clock.node_now_ms()
-                deadline_ms = self._request_deadline(sent_ms, left_ms, offset_ms)
-                fixed = [self.owner, str(tick.instant), str(sent_ms), str(deadline_ms), str(self._max_skew_ms)]
-                fixed += [str(tick.max_age_ms), str(lease_ms), str(tick.ttl_ms), str(self._store.retention_ms)]
-                return [*fixed, tick.node, tick.about, tick.definition, tick.rules, tick.fire, ripe, tick.kind]
-
             status, now_text, *rest = self._ask(what, "claim", keys, arguments)
             store_now_ms = int(now_text)
-            if status == "won":
-                return Won(rest[0], rest[1], store_now_ms, rest[2] == "below")
-            if status == "stale" or status == "skew":
-                offset_ms = self._offset(what, sent_ms, store_now_ms)
-            elif status == "early":
-                self._wait_for_store_clock(tick, store_now_ms)
-            elif status == "too-late":
-                raise TooLate(
-                    f"too late for {tick.text}: by Redis's clock it is {schema.utc_ms(store_now_ms)}",
-                    "only --grace, --splay, --max-skew and --store-timeout together make a tick wait longer",
-                )
-            elif status == "layout":
-                raise StoreRefused(
-                    f"{what}: {self._store.address}: its records have layout {rest[0]}, newer than this version reads",
-                    "upgrade clustercron on this node",
-                )
-            elif rest[0] != "claimed":
-                state, node, _, _, claimed_at, started_at = rest
-                return Lost(state, node, int(started_at or claimed_at) if started_at or claimed_at else None)
-            else:
-                # Claimed and not started: its node may have died in between, so this one stays until it is clear.
-                _, node, token, lease_left = rest[:4]
-                now_ms = self.clock.boot_ms()
-                if token != watched:
-                    watched, since_ms = token, now_ms
-                ripe = token if now_ms - since_ms >= lease_ms else ""
-                left_s = self._deadline - time.monotonic()
-                if left_s <= 0:
-                    raise StoreUnavailable(f"{what}: node {node} claimed it and did not start it within the budget")
-                time.sleep(min(pause_s, left_s, max(0.02, int(lease_left) / 1000)))
-                pause_s = min(pause_s * 2, _LONGEST_PAUSE_S / 2)
+            match status:
+                case "won":
+                    return Won(rest[0], rest[1], store_now_ms, rest[2] == "below")
+                case "lost" if rest[0] != "claimed":
+                    state, node, _, _, claimed_at, started_at = rest
+                    since = started_at or claimed_at
+                    return Lost(state, node, int(since) if since else None)
+                case "lost":
+                    self._wait_for_start(what, rest[1], unstarted.pause_s(rest[2], int(rest[3])))
+                case "early":
+                    self._wait_for_store_clock(tick, store_now_ms)
+                case "stale" | "skew":
+                    self._tell_delay_from_skew(what, store_now_ms)
+                case "too-late":
+                    raise TooLate(
+                        f"too late for {tick.text}: by Redis's clock it is {schema.utc_ms(store_now_ms)}, and no node is "
+                        "known to have run it",
+                        f"to run it now: add --tick {tick.text}; to wait longer each time: --grace",
+                    )
+                case _:
+                    raise self._unread(what, status, rest)
 
     def start(self, tick: Tick, won: Won, lease_ms: int) -> int | Lost | None:
         """Turn the claim into a run. Answers the instant of the start by Redis's clock, in milliseconds.
 
-        Answers Lost when another attempt took the claim over; None when it has lapsed or is gone and must be claimed again.
+        Answers Lost when another attempt took the claim over; None when it has lapsed or is gone and must be claimed
+        again.
 
         Raises:
+            ClockSkew: the clocks differ by more than --max-skew.
             StoreUnavailable: not confirmed within the budget.
             StoreRefused: asking again cannot help.
         """
         what = f"cannot start {tick.text}"
-        offset_ms: int | None = None
+
+        def arguments(_: int, deadline_ms: int) -> list[str]:
+            return [self.owner, str(tick.instant), won.token, str(deadline_ms), str(lease_ms)]
+
         while True:
-            sent_ms = 0
-
-            def arguments(left_ms: int) -> list[str]:
-                nonlocal sent_ms
-                sent_ms = self.clock.node_now_ms()
-                deadline_ms = self._request_deadline(sent_ms, left_ms, offset_ms)
-                return [self.owner, str(tick.instant), won.token, str(deadline_ms), str(lease_ms)]
-
             status, now_text, *rest = self._ask(what, "start", [self._keys.job, self._keys.runs], arguments)
-            if status == "ok":
-                return int(rest[0])
-            if status == "stale":
-                offset_ms = self._offset(what, sent_ms, int(now_text))
-            elif status == "fenced":
-                return Lost(rest[0], rest[1], None)
-            else:
-                return None
+            match status:
+                case "ok":
+                    return int(rest[0])
+                case "fenced":
+                    return Lost(rest[0], rest[1], None)
+                case "lapsed" | "gone":
+                    return None
+                case "stale":
+                    self._tell_delay_from_skew(what, int(now_text))
+                case _:
+                    raise self._unread(what, status, rest)
 
     def renew(self, tick: Tick, won: Won, lease_ms: int, restore: str, timeout_s: float) -> str:
         """Say that the attempt is alive, in one try. Answers `ok`, `restored` or `fenced`.
@@ -307,7 +323,7 @@ class Claims:
         keys = [self._keys.job, self._keys.ticks, self._keys.runs, self._keys.recent, self._keys.claim(tick.text)]
         keys.append(self._keys.output(tick.text, won.attempt if won else self.owner))
 
-        def arguments(left_ms: int) -> list[str | bytes]:
+        def arguments(*_: int) -> list[str | bytes]:
             age_ms = max(0, self.clock.node_now_ms() - ending.ended_at_ms)
             fixed = [self.owner, str(tick.instant), won.token if won else "", ending.outcome, ending.facts]
             fixed += [str(age_ms), str(tick.ttl_ms), str(self._store.retention_ms), restore]
@@ -321,58 +337,74 @@ class Claims:
             return Won(rest[0], rest[1], int(now_text), False)
         return True
 
-    def _request_deadline(self, node_now_ms: int, left_ms: int, offset_ms: int | None) -> int:
-        """Answer until when Redis may carry a request out: after that its sender has given up."""
-        if offset_ms is None:
-            return node_now_ms + left_ms + self._max_skew_ms
-        return node_now_ms + offset_ms + left_ms
+    def _tell_delay_from_skew(self, what: str, store_now_ms: int) -> None:
+        """Tell a request that was late from a clock that is wrong, by the round trip of the last try.
 
-    def _offset(self, what: str, sent_ms: int, store_now_ms: int) -> int:
-        """Tell a request that was late from a clock that is wrong. Answers Redis's clock minus the node's.
+        A mere delay leaves the offset for the next request's deadline.
 
         Raises:
             ClockSkew: no delay within the round trip explains the difference.
         """
         received_ms = self.clock.node_now_ms()
-        low, high = store_now_ms - received_ms, store_now_ms - sent_ms
-        if low > self._max_skew_ms or high < -self._max_skew_ms:
+        lowest, highest = store_now_ms - received_ms, store_now_ms - self._sent_ms
+        if lowest > self._max_skew_ms or highest < -self._max_skew_ms:
             raise ClockSkew(
                 f"{what}: the clocks differ by more than --max-skew {self._max_skew_ms / 1000:g}s: "
                 f"node {schema.utc_ms(received_ms)}, {self._store.address} {schema.utc_ms(store_now_ms)}",
                 "set the clock of whichever is wrong; is an NTP client running?",
             )
-        return high
+        self._offset_ms = highest
 
     def _wait_for_store_clock(self, tick: Tick, store_now_ms: int) -> None:
-        ahead_ms = tick.instant * 1000 - store_now_ms
+        """Sleep until Redis's clock reaches the tick, which is no time spent on asking."""
         if tick.kind == "tick":
             raise UsageError(
                 f"cannot claim {tick.text}: it is in the future by Redis's clock, {schema.utc_ms(store_now_ms)}"
             )
         self.close()
-        time.sleep(ahead_ms / 1000)
+        time.sleep((tick.instant * 1000 - store_now_ms) / 1000)
         self.restart_budget()
+
+    def _wait_for_start(self, what: str, node: str, pause_s: float) -> None:
+        """Wait a little for another's claim to become a run, to end, or to lapse."""
+        left_s = self._deadline - time.monotonic()
+        if left_s <= 0:
+            raise StoreUnavailable(f"{what}: node {node} claimed it and did not start it within the budget")
+        time.sleep(min(pause_s, left_s))
+
+    def _unread(self, what: str, status: str, rest: Sequence[str]) -> StoreRefused:
+        if status == "layout" and rest:
+            return StoreRefused(
+                f"{what}: {self._store.address}: its records have layout {rest[0]}, newer than this version reads",
+                "upgrade clustercron on this node",
+            )
+        return StoreRefused(f"{what}: {self._store.address}: it answered {status!r}, which this version does not know")
 
     def _ask(
         self,
         what: str,
         name: str,
         keys: Sequence[str],
-        arguments: Callable[[int], Sequence[str | bytes]],
+        arguments: Callable[[int, int], Sequence[str | bytes]],
         listed: bool = False,
     ) -> list[str]:
-        """Send a script until it is answered or the budget is over; each try has fresh arguments."""
+        """Send a script until it is answered or the budget is over.
+
+        Each try has fresh arguments: the node's clock, and the instant after which Redis must not carry it out any more,
+        since its sender has given up by then.
+        """
         began = time.monotonic()
         tries = 0
         while True:
             left_s = self._deadline - time.monotonic()
             tries += 1
-            self.tries += 1
             try:
                 deadline = time.monotonic() + min(left_s, max(_SHORTEST_TRY_S, self._budget_s / 4))
                 if self._connection is None:
                     self._connection = Connection(self._store.address, deadline)
-                argv = arguments(max(0, int(left_s * 1000)))
+                self._sent_ms = self.clock.node_now_ms()
+                ahead_ms = self._max_skew_ms if self._offset_ms is None else self._offset_ms
+                argv = arguments(self._sent_ms, self._sent_ms + ahead_ms + max(0, int(left_s * 1000)))
                 return self._call(self._connection, name, keys, argv, deadline, listed)
             except WireError as exc:
                 self.close()

@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     from clustercron.zone import Zone
 
 
-
 def main(arguments: RunArguments, environ: Mapping[str, str], clock: Clock) -> int:
     """Do one fire and answer its exit code; every expected trouble has become one line on stderr."""
     try:
@@ -142,16 +141,11 @@ def _read_line(settings: RunSettings, sources: Sources, environ: Mapping[str, st
     daemon_zone = zone.daemon_zone(sources.get("CLUSTERCRON_DAEMON_TZ") or (cron_tz if heeds_cron_tz else None))
     delay = environ.get("RANDOM_DELAY", "") if heeds_cron_tz else ""
     delay_minutes = int(delay) if delay.isascii() and delay.isdigit() and len(delay) < 6 else 0
-    if settings.grace_ms is None:
-        grace = tick.default_grace(parsed, delay_minutes)
-    else:
-        grace = settings.grace_ms // 1000
+    grace = tick.default_grace(parsed, delay_minutes) if settings.grace_ms is None else settings.grace_ms // 1000
     return _Line(parsed, scheduled_in, daemon_zone, grace, delay_minutes)
 
 
-def _tick_of_fire(
-    line: _Line, settings: RunSettings, fired_at_ms: int, claims: Claims, voice: Voice
-) -> int | None:
+def _tick_of_fire(line: _Line, settings: RunSettings, fired_at_ms: int, claims: Claims, voice: Voice) -> int | None:
     """Answer the tick that this fire serves, or None when there is nothing to do.
 
     Raises:

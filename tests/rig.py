@@ -14,13 +14,13 @@ import socket
 import subprocess
 import sys
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import redis
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
+    from pathlib import Path
 
 T = TypeVar("T")
 WAIT_S = 20.0
@@ -146,7 +146,9 @@ class Fire:
             out, err = self.process.communicate()
             raise AssertionError(f"still running after {timeout_s} s: {out!r} {err!r}") from None
         code = self.process.returncode
-        return subprocess.CompletedProcess(self.process.args, code, out.decode(errors="replace"), err.decode(errors="replace"))
+        return subprocess.CompletedProcess(
+            self.process.args, code, out.decode(errors="replace"), err.decode(errors="replace")
+        )
 
     def kill(self) -> None:
         if self.process.poll() is None:
@@ -197,7 +199,11 @@ class Fleet:
     def append_job(self, name: str = "runs") -> tuple[list[str], Path]:
         """A command that appends one line to a file, and the file: whoever runs twice shows."""
         path = self.folder / name
-        return ["/bin/sh", "-c", f'echo "$CLUSTERCRON_TICK $CLUSTERCRON_NODE $CLUSTERCRON_FENCING_TOKEN" >> {path}'], path
+        return [
+            "/bin/sh",
+            "-c",
+            f'echo "$CLUSTERCRON_TICK $CLUSTERCRON_NODE $CLUSTERCRON_FENCING_TOKEN" >> {path}',
+        ], path
 
     def close(self) -> None:
         for fire in self.fires:
