@@ -171,7 +171,11 @@ if $uninstall; then
         "$stage$base/.link"
     # Deepest first, and only those that an install made.
     printf '%s\n' "$made" | sort -r | while IFS= read -r directory; do
-        [ -z "$directory" ] || remove_if_empty "$stage$directory"
+        [ -n "$directory" ] || continue
+        case $stage$directory in
+        /opt) ;; # a staged install may have made /opt; the machine that it became wants it
+        *) remove_if_empty "$stage$directory" ;;
+        esac
     done
     remove_if_empty "$stage$base"
     [ ! -d "$stage$base" ] || say "left alone, since it holds other files: $base"
@@ -411,9 +415,10 @@ for page in "$tree"/man/*.[1-9]; do
     cat <"$page" >"$new/share/man/man${page##*.}/${page##*/}"
 done
 
-# The launcher. -I: neither PYTHONPATH nor a file in the job's directory changes what is imported. -S: no site module,
-# which costs a fifth of Python's start; so the launcher names the directory of packages itself.
-# `#!` takes no space in a path and, on older systems, no more than 127 bytes: there a shell starts Python in its place.
+# The launcher. -I: neither PYTHONPATH nor a file in the job's directory changes what is imported. -S: nor does the
+# machine's sitecustomize, and without the site module Python starts a little sooner; so the launcher itself names the
+# directory of packages. `#!` takes no space in a path and, on older systems, no more than 127 bytes: there a shell
+# starts Python in its own place.
 cat >"$work/launcher.py" <<'PYTHON'
 import os
 import re
