@@ -13,16 +13,19 @@ import time
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    import ssl
     from collections.abc import Sequence
     from typing import TypeAlias
 
     from clustercron.config import StoreAddress
 
-    Reply: TypeAlias = "bytes | int | None | ReplyError | list[Reply]"
+    Reply: TypeAlias = "bytes | int | ReplyError | list[Reply] | None"
 
-_MAX_BULK = 64 << 20
-_MAX_ITEMS = 1 << 20
+# No script answers a hundredth of this; whoever says more is no Redis, and must not fill the memory.
+_MAX_BYTES = 1 << 20
+_MAX_ITEMS = 1 << 10
 _MAX_DEPTH = 8
+_MAX_SHOWN = 200
 # What a Redis says when the same request may succeed a moment later.
 _PASSING = (
     "LOADING",
@@ -80,9 +83,15 @@ class Parser:
         self._position = 0
 
     def feed(self, data: bytes) -> None:
-        """Add bytes as they came."""
+        """Add bytes as they came.
+
+        Raises:
+            WireError: more than any reply has.
+        """
         self._buffer = self._buffer[self._position :] + data
         self._position = 0
+        if len(self._buffer) > _MAX_BYTES:
+            raise _not_redis(self._buffer[:1])
 
     def next(self) -> tuple[Reply] | None:
         """Answer the next whole reply in a tuple of one, or None when more bytes are needed.
@@ -100,8 +109,6 @@ class Parser:
     def _line(self) -> bytes:
         end = self._buffer.find(b"\r\n", self._position)
         if end < 0:
-            if len(self._buffer) - self._position > 1 << 16:
-                raise _not_redis(self._buffer[self._position : self._position + 1])
             raise _MoreNeeded
         line = self._buffer[self._position : end]
         self._position = end + 2
@@ -128,7 +135,7 @@ class Parser:
         return [self._reply(depth + 1) for _ in range(number)]
 
     def _bulk(self, length: int) -> bytes:
-        if not 0 <= length <= _MAX_BULK:
+        if not 0 <= length <= _MAX_BYTES:
             raise _not_redis(b"$")
         end = self._position + length
         if len(self._buffer) < end + 2:
@@ -161,26 +168,34 @@ def _not_redis(begin: bytes) -> WireError:
 def reply_trouble(text: str) -> WireError:
     """Judge an error reply: whether it passes, and what to look at.
 
-    Older servers wrap the error of a command inside a script in a text of their own.
+    Older servers wrap the error of a command inside a script in a text of their own. A command that a server does not
+    know comes back with its arguments: those of AUTH are not for anybody's eyes.
     """
+    text = text.partition(", with args")[0]
     code = text.split(" ", 1)[0]
+    if len(text) > _MAX_SHOWN:
+        text = text[:_MAX_SHOWN] + "..."
     for word in _PASSING:
         if code == word or f"-{word} " in text:
             return WireError(text, True)
     if code == "ERR" and "max number of clients" in text:
         return WireError("max number of clients reached", True)
-    if code in ("WRONGPASS", "NOAUTH") or "invalid password" in text or "without any password" in text:
-        return WireError("wrong user or password" if code != "NOAUTH" else "it asks for a password", False, _PASSWORD)
+    if code == "NOAUTH":
+        return WireError("it asks for a password", False, _LOGIN)
+    if code == "WRONGPASS" or "invalid password" in text:
+        return WireError("wrong user or password", False, _LOGIN)
+    if "without any password" in text or "no password is set" in text:
+        return WireError("it has no password, and one is given", False, _LOGIN)
     if code == "NOPERM" or "can't run this command" in text or "ACL failure" in text or "no permissions" in text:
         return WireError(f"permission missing: {text}", False, "give the user the commands and keys of clustercron(7)")
     if code in ("MOVED", "ASK", "CROSSSLOT"):
         return WireError("this is a node of a Redis Cluster", False, "this version speaks to one Redis server")
-    if code == "WRONGTYPE":
+    if "WRONGTYPE" in text:
         return WireError("a key of this job holds something else", False, "set CLUSTERCRON_PREFIX to a free name")
     return WireError(text, False)
 
 
-_PASSWORD = "look at CLUSTERCRON_REDIS_PASSWORD_FILE and at the user in CLUSTERCRON_REDIS_URL"
+_LOGIN = "look at CLUSTERCRON_REDIS_PASSWORD_FILE and at the user in CLUSTERCRON_REDIS_URL"
 
 
 class Connection:
@@ -200,9 +215,10 @@ class Connection:
         self._address = address
         self._parser = Parser()
         self._greeting: list[Sequence[str | bytes]] = []
-        if address.password is not None:
-            who = [address.username] if address.username else []
-            self._greeting.append(["AUTH", *who, address.password])
+        if address.username:
+            self._greeting.append(["AUTH", address.username, address.password or ""])
+        elif address.password is not None:
+            self._greeting.append(["AUTH", address.password])
         if address.db:
             self._greeting.append(["SELECT", str(address.db)])
         self._socket = _connect(address, deadline)
@@ -228,7 +244,8 @@ class Connection:
         for reply in replies[: len(greeting)]:
             if isinstance(reply, ReplyError):
                 self.close()
-                raise reply_trouble(reply.text)
+                secret = self._address.password
+                raise reply_trouble(reply.text.replace(secret, "***") if secret else reply.text)
         return replies[len(greeting) :]
 
     def close(self) -> None:
@@ -237,9 +254,12 @@ class Connection:
 
     def _send(self, data: bytes, deadline: float) -> None:
         view = memoryview(data)
-        while view:
-            self._socket.settimeout(_left(deadline))
-            view = view[self._socket.send(view) :]
+        try:
+            while view:
+                self._socket.settimeout(_left(deadline))
+                view = view[self._socket.send(view) :]
+        except (BrokenPipeError, ConnectionResetError):
+            pass  # it may have said why before it closed: reading shows
 
     def _receive(self, deadline: float) -> Reply:
         while True:
@@ -264,9 +284,13 @@ def _connect(address: StoreAddress, deadline: float) -> _socket.socket:
     if address.path:
         return _open(address, _socket.AF_UNIX, address.path, deadline)
     trouble: WireError | None = None
-    for family, place in _resolve(address.host, address.port, deadline):
+    places = _resolve(address.host, address.port, deadline)
+    for index, (family, place) in enumerate(places):
+        now = time.monotonic()
+        # An address that does not answer must leave time for the next.
+        share = (deadline - now) / (len(places) - index)
         try:
-            return _open(address, family, place, deadline)
+            return _open(address, family, place, now + share)
         except WireError as exc:
             trouble = exc
             if not exc.passing:
@@ -275,18 +299,21 @@ def _connect(address: StoreAddress, deadline: float) -> _socket.socket:
 
 
 def _open(address: StoreAddress, family: int, place: object, deadline: float) -> _socket.socket:
-    sock = _socket.socket(family, _socket.SOCK_STREAM, 0)
+    sock = None
     try:
+        sock = _socket.socket(family, _socket.SOCK_STREAM, 0)
         sock.settimeout(_left(deadline))
         sock.connect(place)  # type: ignore[arg-type]
         if family != _socket.AF_UNIX:
             sock.setsockopt(_socket.IPPROTO_TCP, _socket.TCP_NODELAY, 1)
         return _secured(sock, address, deadline) if address.tls else sock
     except OSError as exc:
-        sock.close()
+        if sock is not None:
+            sock.close()
         raise _io_trouble(exc, address) from None
     except BaseException:
-        sock.close()
+        if sock is not None:
+            sock.close()
         raise
 
 
@@ -296,22 +323,40 @@ def _secured(sock: _socket.socket, address: StoreAddress, deadline: float) -> _s
 
     full = socket.socket(fileno=sock.detach())
     try:
-        context = ssl.create_default_context(cafile=address.ca_file)
-        if address.cert_file:
-            context.load_cert_chain(address.cert_file, address.key_file)
+        context = _tls_context(address)
         full.settimeout(_left(deadline))
         return context.wrap_socket(full, server_hostname=address.host)
     except ssl.SSLCertVerificationError as exc:
-        raise WireError(f"TLS: its certificate is not accepted: {exc.verify_message}", False, _TLS) from None
+        reason = exc.verify_message.rstrip(".")
+        raise WireError(f"TLS: its certificate is not accepted: {reason}", False, _TLS) from None
     except (ssl.SSLEOFError, ssl.SSLZeroReturnError, ConnectionResetError):
         raise WireError("TLS: it closed the connection in the handshake", True, _TLS_PORT) from None
     except ssl.SSLError as exc:
-        reason = (exc.reason or str(exc)).replace("_", " ").lower()
+        reason = _tls_reason(exc)
         raise WireError(f"TLS: {reason}", False, _TLS_PORT if "wrong version" in reason else _TLS) from None
     except TimeoutError:
         raise WireError("TLS: no answer to the handshake", True, _TLS_PORT) from None
     finally:
         full.close()  # nothing is left in it where the handshake succeeded
+
+
+def _tls_context(address: StoreAddress) -> ssl.SSLContext:
+    import ssl
+
+    file = address.ca_file
+    try:
+        context = ssl.create_default_context(cafile=file)
+        if address.cert_file:
+            file = address.cert_file
+            # Without an answer OpenSSL would ask for the passphrase of an encrypted key on the terminal.
+            context.load_cert_chain(file, address.key_file, password=lambda: "")
+    except OSError as exc:
+        raise WireError(f"TLS: cannot use {file}: {_tls_reason(exc)}", False, _TLS) from None
+    return context
+
+
+def _tls_reason(exc: OSError) -> str:
+    return (getattr(exc, "reason", None) or exc.strerror or str(exc)).replace("_", " ").lower()
 
 
 _TLS = "look at CLUSTERCRON_REDIS_CA_FILE, _CERT_FILE and _KEY_FILE, and at the host name in the URL"
@@ -322,7 +367,7 @@ def _io_trouble(exc: OSError, address: StoreAddress) -> WireError:
     if isinstance(exc, TimeoutError):
         return WireError("no answer in time", True)
     if type(exc).__module__ == "ssl":
-        reason = (getattr(exc, "reason", None) or str(exc)).replace("_", " ").lower()
+        reason = _tls_reason(exc)
         return WireError(f"TLS: {reason}", "alert" not in reason, _TLS)
     reason = (exc.strerror or str(exc) or type(exc).__name__).lower()
     reset = isinstance(exc, ConnectionResetError) and not address.tls and not address.path
@@ -334,13 +379,14 @@ _pending: dict[tuple[str, int], _Lookup] = {}
 
 
 class _Lookup:
-    __slots__ = ("answer", "done", "trouble")
+    __slots__ = ("answer", "done", "passing", "trouble")
 
     def __init__(self, host: str, port: int) -> None:
         import _thread
 
         self.answer: list[tuple[int, object]] = []
         self.trouble: str | None = None
+        self.passing = True
         self.done = _thread.allocate_lock()
         self.done.acquire()
         _thread.start_new_thread(self._run, (host, port))
@@ -353,6 +399,7 @@ class _Lookup:
             self.trouble = (exc.strerror or str(exc)).lower()
         except UnicodeError:
             self.trouble = "not a host name"
+            self.passing = False
         finally:
             self.done.release()
 
@@ -363,15 +410,13 @@ def _resolve(host: str, port: int, deadline: float) -> list[tuple[int, object]]:
         return [(item[0], item[4]) for item in _socket.getaddrinfo(host, port, 0, _socket.SOCK_STREAM, 0, numeric)]
     except (OSError, UnicodeError):
         pass  # not an address, so a name
-    lookup = _pending.get((host, port)) or _Lookup(host, port)
-    _pending[host, port] = lookup
-    try:
-        left = _left(deadline)
-    except TimeoutError:
-        left = 0.0
-    if not lookup.done.acquire(timeout=left):
+    lookup = _pending.get((host, port))
+    if lookup is None:
+        lookup = _pending[host, port] = _Lookup(host, port)
+    if not lookup.done.acquire(timeout=max(0.0, deadline - time.monotonic())):
         raise WireError("the resolver does not answer", True)
-    del _pending[host, port]
+    lookup.done.release()  # a renewal may wait for the same name
+    _pending.pop((host, port), None)
     if lookup.trouble is not None:
-        raise WireError(f"name {host!r}: {lookup.trouble}", True)
+        raise WireError(lookup.trouble, lookup.passing)
     return lookup.answer
