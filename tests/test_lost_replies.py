@@ -1,0 +1,287 @@
+"""Requests and replies get lost, servers stop and go on, nodes die at the worst instant: never two runs of one tick.
+
+Each node has a proxy of its own, so that what it loses is decided for it alone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+
+from clustercron import schema
+from tests.proxy import Proxy
+from tests.rig import Fire, Fleet, Server, lines, wait_for
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    from tests.proxy import How, Part
+
+TICK = "2026-01-05T02:00:00Z"
+EPOCH = "1767578400"
+
+
+class Nodes:
+    """A fleet whose nodes reach the server through a proxy each."""
+
+    def __init__(self, server: Server, fleet: Fleet, stack: contextlib.ExitStack) -> None:
+        self.server = server
+        self.fleet = fleet
+        self._stack = stack
+        self.job, self.path = fleet.append_job()
+        self.proxies: dict[str, Proxy] = {}
+
+    def proxy(self, node: str) -> Proxy:
+        if node not in self.proxies:
+            self.proxies[node] = self._stack.enter_context(Proxy(self.server.socket))
+        return self.proxies[node]
+
+    def fire(self, node: str, *options: str, job: list[str] | None = None) -> Fire:
+        env = {"CLUSTERCRON_REDIS_URL": self.proxy(node).url, "CLUSTERCRON_STATE_DIR": str(self.fleet.folder / node)}
+        line = ["--job", "billing", "--schedule", "* * * * *", "--tick", TICK, *options, "--", *(job or self.job)]
+        return self.fleet.start("run", *line, node=node, env=env)
+
+    @property
+    def runs(self) -> list[str]:
+        """The nodes that ran the job."""
+        return [line.split()[1] for line in lines(self.path)]
+
+    def record(self, field: str = EPOCH) -> dict[str, str]:
+        text = self.server.client().hget("clustercron:{billing}:runs", field)
+        return schema.decode(str(text), schema.RECORD_LETTERS) if text else {}
+
+    def seen(self) -> set[str]:
+        """The nodes that the store knows."""
+        return set(self.server.client().hkeys("clustercron:{billing}:nodes"))
+
+
+def _quiet(fire: Fire) -> tuple[int, str, str]:
+    end = fire.end()
+    return end.returncode, end.stdout, end.stderr
+
+
+@pytest.fixture
+def nodes(server: Server, fleet: Fleet) -> Iterator[Nodes]:
+    with contextlib.ExitStack() as stack:
+        yield Nodes(server, fleet, stack)
+        for fire in fleet.fires:
+            fire.kill()
+
+
+@pytest.fixture
+def own_nodes(tmp_path: Path) -> Iterator[Nodes]:
+    """Nodes on a server that may be stopped."""
+    with contextlib.ExitStack() as stack:
+        server = stack.enter_context(Server(tmp_path / "server"))
+        fleet = Fleet(server.url, tmp_path)
+        yield Nodes(server, fleet, stack)
+        fleet.close()
+
+
+@pytest.mark.parametrize("times", [1, 3])
+@pytest.mark.parametrize("how", ["reset", "fin"])
+@pytest.mark.parametrize("part", ["request", "reply"])
+@pytest.mark.parametrize("kind", ["claim", "start", "finish"])
+def test_what_is_lost_is_sent_again_by_the_same_owner(
+    nodes: Nodes, kind: str, part: Part, how: How, times: int
+) -> None:
+    nodes.proxy("node-1").lose(kind, part, how, times)
+    assert _quiet(nodes.fire("node-1")) == (0, "", "")
+    assert nodes.proxy("node-1").count(kind) == times + 1
+    assert nodes.runs == ["node-1"]
+    assert (nodes.record()["attempt"], nodes.record()["state"]) == ("1", "succeeded")
+    assert nodes.record()["fencing_token"] == lines(nodes.path)[0].split()[2]
+
+
+@pytest.mark.parametrize(("kind", "part"), [("claim", "request"), ("start", "reply")])
+def test_silence_costs_one_try_and_not_the_budget(nodes: Nodes, kind: str, part: Part) -> None:
+    nodes.proxy("node-1").lose(kind, part, "silence")
+    assert _quiet(nodes.fire("node-1", "--store-timeout", "8s")) == (0, "", "")
+    assert nodes.runs == ["node-1"]
+
+
+@pytest.mark.parametrize("part", ["request", "reply"])
+@pytest.mark.parametrize("kind", ["claim", "start"])
+def test_five_nodes_that_lose_what_they_send_make_one_run(nodes: Nodes, kind: str, part: Part) -> None:
+    names = [f"node-{number}" for number in range(5)]
+    for number, name in enumerate(names):
+        nodes.proxy(name).lose(kind, part, "reset" if number % 2 else "fin", times=1 + number % 3)
+    ends = [_quiet(fire) for fire in [nodes.fire(name) for name in names]]
+    assert ends == [(0, "", "")] * 5
+    assert len(nodes.runs) == 1
+
+
+def test_claims_that_reach_a_stopped_server_make_one_run_when_it_goes_on(own_nodes: Nodes) -> None:
+    nodes = own_nodes
+    names = [f"node-{number}" for number in range(5)]
+    with nodes.server.stopped():
+        fires = [nodes.fire(name) for name in names]
+        wait_for(lambda: all(nodes.proxy(name).count("claim") for name in names), "every node has sent its claim")
+    assert [_quiet(fire) for fire in fires] == [(0, "", "")] * 5
+    assert len(nodes.runs) == 1
+
+
+def test_a_start_that_reaches_a_stopped_server_is_carried_out_when_it_goes_on(own_nodes: Nodes) -> None:
+    nodes = own_nodes
+    start = nodes.proxy("node-1").hold("start")
+    fire = nodes.fire("node-1", "--store-timeout", "8s")
+    start.wait_until_reached()
+    with nodes.server.stopped():
+        start.release()
+        # The first try has run out of time, and the start was sent again.
+        wait_for(lambda: nodes.proxy("node-1").count("start") == 2, "the start is sent again")
+    assert _quiet(fire) == (0, "", "")
+    assert nodes.runs == ["node-1"]
+
+
+def _give_up(nodes: Nodes, fire: Fire) -> None:
+    end = fire.end()
+    assert (end.returncode, end.stdout) == (75, "")
+
+
+def _be_killed(nodes: Nodes, fire: Fire) -> None:
+    wait_for(lambda: nodes.proxy("node-1").count("claim"), "the claim is sent")
+    fire.kill()
+
+
+@pytest.mark.parametrize("leave", [_give_up, _be_killed])
+def test_a_claim_whose_sender_is_gone_is_refused_by_its_deadline(
+    own_nodes: Nodes, leave: Callable[[Nodes, Fire], None]
+) -> None:
+    nodes = own_nodes
+    with nodes.server.stopped():
+        sent = time.monotonic()
+        leave(nodes, nodes.fire("node-1", "--store-timeout", "1s", "--max-skew", "0.3s"))
+        assert nodes.proxy("node-1").count("claim") == 1
+        wait_for(lambda: time.monotonic() - sent > 1.6, "budget and skew are over")
+    assert _quiet(nodes.fire("node-2")) == (0, "", "")
+    assert nodes.runs == ["node-2"]
+    # A claim that was carried out would have left its node's name.
+    assert nodes.seen() == {"node-2"}
+    assert nodes.proxy("node-2").trips[:2] == [("claim",), ("start",)]
+
+
+def test_a_start_whose_sender_is_gone_is_refused_by_its_deadline(own_nodes: Nodes) -> None:
+    nodes = own_nodes
+    start = nodes.proxy("node-1").hold("start")
+    fire = nodes.fire("node-1", "--store-timeout", "1s", "--max-skew", "0.3s")
+    start.wait_until_reached()
+    fire.kill()
+    with nodes.server.stopped():
+        start.release()
+        killed = time.monotonic()
+        wait_for(lambda: time.monotonic() - killed > 1.5, "budget and skew are over")
+    assert _quiet(nodes.fire("node-2")) == (0, "", "")
+    assert nodes.runs == ["node-2"]
+
+
+def test_a_winner_killed_before_its_start_is_replaced_by_a_node_that_saw_the_claim(nodes: Nodes) -> None:
+    start = nodes.proxy("node-1").hold("start")
+    winner = nodes.fire("node-1")
+    start.wait_until_reached()
+    other = nodes.fire("node-2")
+    wait_for(lambda: nodes.proxy("node-2").count("claim"), "the other node asks")
+    winner.kill()
+    killed = time.monotonic()
+    assert _quiet(other) == (0, "", "")
+    assert time.monotonic() - killed < 6
+    assert nodes.runs == ["node-2"]
+    # And when the dead one's request arrives after all, it changes nothing.
+    before = nodes.record()
+    start.release()
+    assert _quiet(nodes.fire("node-3")) == (0, "", "")
+    assert (nodes.runs, nodes.record()) == (["node-2"], {**before, "tried": nodes.record()["tried"]})
+
+
+def test_a_winner_that_sleeps_past_its_claim_stands_aside_for_who_took_it_over(nodes: Nodes) -> None:
+    start = nodes.proxy("node-1").hold("start")
+    winner = nodes.fire("node-1", "--store-timeout", "4s")
+    start.wait_until_reached()
+    os.kill(winner.process.pid, signal.SIGSTOP)
+    assert _quiet(nodes.fire("node-2", "--store-timeout", "4s")) == (0, "", "")
+    start.release()
+    os.kill(winner.process.pid, signal.SIGCONT)
+    assert _quiet(winner) == (0, "", "")
+    assert nodes.runs == ["node-2"]
+
+
+def test_the_only_node_claims_again_when_its_claim_has_lapsed(nodes: Nodes) -> None:
+    start = nodes.proxy("node-1").hold("start")
+    winner = nodes.fire("node-1", "--store-timeout", "3s")
+    start.wait_until_reached()
+    lapsed = time.monotonic() + 1.2  # the claim's lease is a third of the budget, and at most 5 s
+    wait_for(lambda: time.monotonic() > lapsed, "the claim lapses")
+    start.release()
+    assert _quiet(winner) == (0, "", "")
+    assert nodes.runs == ["node-1"]
+    assert [trip for trip in nodes.proxy("node-1").trips if trip[0] != "finish"] == [
+        ("claim",),
+        ("start",),
+        ("claim",),
+        ("start",),
+    ]
+
+
+def test_a_node_whose_start_never_arrives_gives_the_tick_to_one_that_waits(nodes: Nodes) -> None:
+    nodes.proxy("node-1").lose("start", "request", times=99)
+    start = nodes.proxy("node-1").hold("start")
+    first = nodes.fire("node-1", "--store-timeout", "2s", "-v")
+    start.wait_until_reached()
+    second = nodes.fire("node-2")
+    wait_for(lambda: nodes.proxy("node-2").count("claim"), "the other node asks")
+    start.release()
+    assert _quiet(second) == (0, "", "")
+    end = first.end()
+    # Which of the two comes first is open: the tick is given back, or the claim lapses and is taken over.
+    assert end.returncode in (75, 0)
+    assert nodes.runs == ["node-2"]
+
+
+def test_a_node_whose_start_is_never_confirmed_gives_the_tick_back(nodes: Nodes) -> None:
+    nodes.proxy("node-1").lose("start", "reply", times=99)
+    end = nodes.fire("node-1", "--store-timeout", "1s").end()
+    assert end.returncode == 75
+    assert "cannot start 2026-01-05T02:00:00Z" in end.stderr
+    assert nodes.record()["state"] == "abandoned"
+    assert _quiet(nodes.fire("node-2")) == (0, "", "")
+    assert nodes.runs == ["node-2"]
+    assert nodes.record()["attempt"] == "1"
+
+
+def test_a_tick_that_could_not_be_given_back_is_given_back_by_the_nodes_next_fire(nodes: Nodes) -> None:
+    nodes.proxy("node-1").lose("start", "reply", times=99)
+    nodes.proxy("node-1").lose("finish", "request", times=99)
+    end = nodes.fire("node-1", "--store-timeout", "1s").end()
+    assert end.returncode == 75
+    assert nodes.record()["state"] == "running"
+    assert _quiet(nodes.fire("node-2")) == (0, "", "")
+    nodes.proxy("node-1").heal()
+    assert _quiet(nodes.fire("node-1")) == (0, "", "")  # stands aside, and delivers what was kept
+    assert (nodes.record()["state"], nodes.runs) == ("abandoned", [])
+    assert _quiet(nodes.fire("node-2")) == (0, "", "")
+    assert nodes.runs == ["node-2"]
+
+
+def test_a_winner_needs_two_round_trips_before_its_command(nodes: Nodes) -> None:
+    # The job itself ends the conversation, so that nothing after it is counted.
+    fifo = nodes.fleet.folder / "fifo"
+    os.mkfifo(fifo)
+    fire = nodes.fire("node-1", job=["/bin/sh", "-c", f"echo started > {fifo}; read line < {fifo}"])
+    assert fifo.read_text() == "started\n"
+    assert nodes.proxy("node-1").trips == [("claim",), ("start",)]
+    assert nodes.proxy("node-1").connections == 1
+
+    assert _quiet(nodes.fire("node-2")) == (0, "", "")
+    assert nodes.proxy("node-2").trips == [("claim",)], "a loser that finds the tick running leaves at once"
+    fifo.write_text("go on\n")
+    assert _quiet(fire) == (0, "", "")
+    assert nodes.proxy("node-1").trips[2:] == [("finish", "sadd")]
+
+    assert _quiet(nodes.fire("node-3")) == (0, "", "")
+    assert nodes.proxy("node-3").trips == [("claim",)], "a loser that finds the tick ended leaves at once"
