@@ -12,15 +12,15 @@ import select
 import sys
 import time
 
-from clustercron import config, schema, spool, supervise
+from clustercron import config, options, schema, spool, supervise
 from clustercron.claims import Claims, Ending, Lost, Tick, Won
-from clustercron.errors import ClustercronError, StoreUnavailable
-from clustercron.supervise import die_of as die_of
+from clustercron.errors import ClustercronError, StoreRefused, StoreUnavailable
 from clustercron.wire import WireError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
+    from typing import Self
 
     from clustercron.clock import Clock
     from clustercron.config import RunSettings, StoreSettings
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 TIMED_OUT = 124
 START_FAILED = 126
-_GIVE_BACK_S = 0.8
+_SHORT_BUDGET_S = 0.8
 _DELIVERY_MS = 2_000
 _HOOK_MS = 300_000
 
@@ -43,6 +43,7 @@ class Attempt:
         "_claims",
         "_clock",
         "_held_since_ms",
+        "_pinging",
         "_renewal",
         "_settings",
         "_signals",
@@ -72,10 +73,11 @@ class Attempt:
         self._signals = supervise.Signals()
         self._won: Won | None = None
         self._renewal: Renewal | None = None
+        self._pinging: int | None = None
         self._began_ms = 0
         self._held_since_ms = 0
 
-    def __enter__(self) -> Attempt:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *unused: object) -> None:
@@ -91,45 +93,50 @@ class Attempt:
 
         Raises:
             StoreUnavailable: not confirmed; the tick is given back, now or through the spool.
+            StoreRefused, ClockSkew: the same, and trying again cannot help.
         """
         self._began_ms = self._clock.node_now_ms()
+        try:
+            return self._signals.interruptible(lambda: self._confirm(won))
+        except supervise.Interrupted:
+            if self._won is not None:
+                self._give_back(self._won)
+            return self._signals.stop
+        except ClustercronError as exc:
+            if self._won is not None:
+                self._give_back(self._won)
+            if not isinstance(exc, StoreUnavailable):
+                raise
+            if self._settings.on_store_down != "run":
+                raise exc.with_advice() from None
+            self._voice.complain(exc)
+            self._won = None
+            return None
+        finally:
+            # No child may inherit it, and no run needs it for the next hours.
+            self._claims.close()
+
+    def _confirm(self, won: Won | None) -> Lost | None:
         while won is not None:
             self._won = won
             self._voice.decide(
                 f"{self._claimed.text}: won attempt {won.attempt} with fencing token {won.token}"
                 + ("; it is older than the list of taken ticks, so its claim key alone decided" if won.below else "")
             )
-            stops = [number for number in self._signals.take() if number in supervise.STOPPING]
-            if stops:
-                self._give_back(won)
-                return stops[-1]
-            try:
-                self._held_since_ms = self._clock.boot_ms()
-                began_ms = self._claims.start(self._claimed, won, self._settings.lease_ms)
-                if isinstance(began_ms, Lost):
-                    return began_ms
-                if began_ms is not None:
-                    self._began_ms = began_ms
-                    break
-                answer = self._claims.claim(self._claimed)
-            except ClustercronError as exc:
-                self._give_back(won)
-                if not isinstance(exc, StoreUnavailable):
-                    raise
-                if self._settings.on_store_down != "run":
-                    raise exc.with_advice() from None
-                self._voice.complain(exc)
-                self._won = None
-                break
+            self._held_since_ms = self._clock.boot_ms()
+            began_ms = self._claims.start(self._claimed, won, self._settings.lease_ms)
+            if isinstance(began_ms, Lost):
+                return began_ms
+            if began_ms is not None:
+                self._began_ms = began_ms
+                return None
+            answer = self._claims.claim(self._claimed)
             if isinstance(answer, Lost):
                 return answer
             won = answer
-        self._claims.close()
         return None
 
-    def execute(
-        self, file: str, argv: tuple[str, ...], environ: Mapping[str, str], facts: Mapping[str, str]
-    ) -> int:
+    def execute(self, file: str, argv: tuple[str, ...], environ: Mapping[str, str], facts: Mapping[str, str]) -> int:
         """Execute the command, again for each retry; record the outcome; answer the exit code."""
         self._ping("start", "")
         for left in range(self._settings.retries, -1, -1):
@@ -162,7 +169,6 @@ class Attempt:
         self._voice.decide(f"{self._claimed.text}: {outcome}, exit code {exit_code}")
         facts = schema.encode(x=end.exit_code, y=end.signal)
         ending = self._ending(outcome, facts, bytes(output.kept))
-        output.release(failed=outcome != "succeeded")
         again = outcome in ("failed", "killed", "timed-out") and end.stopped_by is None and self._won is not None
         return ending, exit_code, again
 
@@ -184,6 +190,8 @@ class Attempt:
     def _job_environ(self, environ: Mapping[str, str], facts: Mapping[str, str]) -> dict[str, str]:
         """The environment of cron, less what carries a password, with what the job may want to know of its run."""
         job_environ = dict(environ)
+        if job_environ.get("LC_CTYPE") and not _began_with("LC_CTYPE"):
+            del job_environ["LC_CTYPE"]  # in the C locale Python sets it, and would change how the job sorts and prints
         for variable in config.URL_VARIABLES:
             if config.has_password(job_environ.get(variable, "")):
                 del job_environ[variable]
@@ -228,7 +236,7 @@ class Attempt:
         kills = self._settings.on_lease_lost == "kill"
         margin_ms = min(self._settings.kill_after_ms + 1_000, lease_ms // 2) if kills else 0
         self._renewal = supervise.Renewal(
-            renew, WireError, lease_ms, margin_ms, self._held_since_ms, self._clock.boot_ms, self._signals
+            renew, (WireError, OSError), lease_ms, margin_ms, self._held_since_ms, self._clock.boot_ms, self._signals
         )
 
     def _heed_renewal(self) -> bool:
@@ -254,11 +262,15 @@ class Attempt:
         if not self._wait(delay_ms):
             return False
         self._claims.restart_budget()
+        self._held_since_ms = self._clock.boot_ms()
         try:
-            self._held_since_ms = self._clock.boot_ms()
-            following = self._claims.finish(
-                self._claimed, self._won, ending, self._restorable(), self._settings.lease_ms
+            following = self._signals.interruptible(
+                lambda: self._claims.finish(
+                    self._claimed, self._won, ending, self._restorable(), self._settings.lease_ms
+                )
             )
+        except supervise.Interrupted:
+            return False
         except ClustercronError as exc:
             self._voice.complain(exc)
             return False
@@ -275,7 +287,7 @@ class Attempt:
         poll = select.poll()
         poll.register(self._signals.read_fd, select.POLLIN)
         while (left_s := until - time.monotonic()) > 0:
-            poll.poll(int(left_s * 1000) + 1)
+            poll.poll(int(min(left_s, 86_400.0) * 1000) + 1)  # poll() takes no more than 24 days
             for number in self._signals.take():
                 if number in supervise.STOPPING or (number == supervise.NEWS and self._heed_renewal()):
                     return False
@@ -283,10 +295,9 @@ class Attempt:
 
     def _give_back(self, won: Won) -> None:
         """Say that nothing was executed, so that the tick is free again."""
-        self._claims.restart_budget(_GIVE_BACK_S)
-        ending = Ending("abandoned", "", self._clock.node_now_ms())
+        self._claims.restart_budget(_SHORT_BUDGET_S)
         self._voice.decide(f"{self._claimed.text}: gives the tick back")
-        self._tell_store(won, ending)
+        self._tell_store(won, Ending("abandoned", "", self._clock.node_now_ms()))
 
     def _record(self, ending: Ending) -> None:
         self._claims.restart_budget()
@@ -299,8 +310,18 @@ class Attempt:
 
     def _tell_store(self, won: Won | None, ending: Ending) -> bool:
         """Record an ending, in Redis or in the spool. Answers False when another attempt has the tick."""
-        try:
+
+        def finish() -> bool:
             return bool(self._claims.finish(self._claimed, won, ending, self._restorable()))
+
+        try:
+            try:
+                return self._signals.interruptible(finish)
+            except supervise.Interrupted:
+                # Whoever stops us may not wait for a whole budget.
+                self._claims.close()
+                self._claims.restart_budget(_SHORT_BUDGET_S)
+                return finish()
         except ClustercronError as exc:
             self._spool(won, ending, exc)
             return True
@@ -322,15 +343,18 @@ class Attempt:
             "restore": self._restorable(),
             "output": binascii.b2a_base64(ending.output, newline=False).decode("ascii"),
         }
+        kept = f"this node's next fire records it ({ending.outcome})"
         try:
             path = spool.keep(self._state_dir, f"{ending.ended_at_ms}-{self._claims.owner}-{record['attempt']}", record)
         except spool.SpoolError as exc:
             self._voice.complain(trouble)
             self._voice.complain(exc)
             return
-        self._voice.complain(
-            type(trouble)(trouble.message, f"it ended as {ending.outcome}; this node's next fire records it from {path}")
-        )
+        if ending.outcome == "abandoned":
+            # Why nothing was executed is said by whoever gave up; this would be a second line about it.
+            self._voice.decide(f"{self._claimed.text}: {kept}, from {path}")
+        else:
+            self._voice.complain(type(trouble)(trouble.message, f"{kept}, from {path}"))
 
     def _run_failure_hook(self, job_environ: dict[str, str], outcome: str, exit_code: int) -> None:
         hook = self._settings.on_failure
@@ -350,17 +374,34 @@ class Attempt:
             self._voice.complain(ClustercronError(f"the --on-failure command failed: {hook!r}: {reason}"))
 
     def _ping(self, suffix: str, body: str) -> None:
-        """Send a signal to the dead man's switch from a process of its own: it may be slow, this run is not."""
+        """Send a signal to the dead man's switch from a process of its own: it may be slow, this run is not.
+
+        The one at the end waits for the one at the start, whose process holds the other end of a pipe: the switch must
+        not hear them in the wrong order.
+        """
         url = self._settings.ping
         if url is None:
             return
-        base, question, query = url.partition("?")
-        target = base.rstrip("/") + (f"/{suffix}" if suffix else "") + question + query
-        argv = [sys.executable, "-I", "-m", "clustercron.ping", self._claims.job, target, body]
+        stdin = self._pinging
+        if stdin is None:
+            self._pinging, stdin = os.pipe()
+        argv = [sys.executable, "-I", "-m", "clustercron.ping", self._claims.job, suffix, body]
         try:
-            supervise.spawn_detached(argv)
+            supervise.spawn_detached(argv, {**os.environ, "CLUSTERCRON_PING": url}, stdin)
         except OSError as exc:
-            self._voice.complain(ClustercronError(f"cannot ping {target}: {(exc.strerror or str(exc)).lower()}"))
+            self._voice.complain(ClustercronError(f"cannot ping: {(exc.strerror or str(exc)).lower()}"))
+        finally:
+            os.close(stdin)
+
+
+def _began_with(variable: str) -> bool:
+    """Say whether this process was started with a variable; where that cannot be known, it was."""
+    try:
+        with open("/proc/self/environ", "rb") as file:
+            began = b"\0" + file.read()
+    except OSError:
+        return True
+    return b"\0" + os.fsencode(variable) + b"=" in began
 
 
 def deliver(store: StoreSettings, state_dir: str, clock: Clock, voice: Voice) -> None:
@@ -368,24 +409,26 @@ def deliver(store: StoreSettings, state_dir: str, clock: Clock, voice: Voice) ->
 
     def send(record: dict[str, str]) -> bool:
         try:
-            instant, attempt = int(record["tick"]), record["attempt"]
-            ended_at_ms, output = int(record["ended_at_ms"]), binascii.a2b_base64(record["output"])
-            ttl_ms = int(record["ttl_ms"])
-        except ValueError:
+            job, instant = options.job_name(record["job"]), int(record["tick"])
+            text = schema.utc_ms(instant * 1000).replace(".000Z", "Z")
+            tick = Tick(instant, text, "fire", 0, int(record["ttl_ms"]), "", "", "", "", "")
+            output = binascii.a2b_base64(record["output"])
+            ending = Ending(record["outcome"], record["facts"], int(record["ended_at_ms"]), output)
+        except (ValueError, OverflowError, OSError):
             return False
-        text = schema.utc_ms(instant * 1000).replace(".000Z", "Z")
-        claims = Claims(store, record["job"], clock, _DELIVERY_MS, 0, owner=record["owner"])
-        tick = Tick(instant, text, "fire", 0, ttl_ms, "", "", "", "", "")
-        won = Won(record["token"], attempt, 0, False) if record["token"] else None
-        ending = Ending(record["outcome"], record["facts"], ended_at_ms, output)
+        won = Won(record["token"], record["attempt"], 0, False) if record["token"] else None
+        claims = Claims(store, job, clock, _DELIVERY_MS, 0, owner=record["owner"])
         try:
             claims.finish(tick, won, ending, record["restore"])
-        except ClustercronError as exc:
-            voice.note(f"kept records stay where they are: {exc.message}")
+        except StoreRefused as exc:
+            voice.note(f"a kept record stays where it is: {exc.message}")
             return False
         finally:
             claims.close()
-        voice.decide(f"{text}: recorded the end of {record['job']} that was kept: {record['outcome']}")
+        voice.decide(f"{text}: recorded the end of {job} that was kept: {ending.outcome}")
         return True
 
-    spool.deliver(state_dir, str(store), send)
+    try:
+        spool.deliver(state_dir, str(store), send)
+    except StoreUnavailable as exc:
+        voice.note(f"kept records stay where they are: {exc.message}")

@@ -21,7 +21,8 @@ def find(name: str, path: str | None) -> str:
     if "/" in name:
         candidates = [name]
     else:
-        candidates = [os.path.join(folder or ".", name) for folder in (path or DEFAULT_PATH).split(":")]
+        path = DEFAULT_PATH if path is None else path
+        candidates = [os.path.join(folder or ".", name) for folder in path.split(":")]
     found = None
     for candidate in candidates:
         if os.path.isfile(candidate) and os.access(candidate, os.X_OK):
@@ -35,7 +36,7 @@ def find(name: str, path: str | None) -> str:
     if "/" in name:
         raise CommandNotFound(f"cannot run {name}: no such file")
     raise CommandNotFound(
-        f"cannot run {name}: not found on PATH {path or DEFAULT_PATH}",
+        f"cannot run {name}: not found on PATH {path}",
         "cron's PATH is short: write the command with its full path",
     )
 
@@ -48,10 +49,11 @@ def _check_interpreter(command: str) -> None:
         return  # executable but not readable: only the kernel can tell
     if not line.startswith(b"#!"):
         return
-    interpreter = line[2:].strip().split(None, 1)[:1]
+    # As the kernel reads it: a line with a carriage return, as written on Windows, means another file.
+    interpreter = line[2:].rstrip(b"\n").replace(b"\t", b" ").strip(b" ").partition(b" ")[0]
     if not interpreter:
         return
-    name = os.fsdecode(interpreter[0])
+    name = os.fsdecode(interpreter)
     if not os.path.exists(name):
         raise CommandNotExecutable(f"cannot run {command}: its interpreter {name!r} does not exist")
     if not os.access(name, os.X_OK) or os.path.isdir(name):

@@ -8,11 +8,11 @@ from __future__ import annotations
 import os
 import time
 
-from clustercron.errors import ClustercronError
-
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from clustercron.errors import ClustercronError
 
 PROGRAM = "clustercron"
 
@@ -24,10 +24,22 @@ def escaped(text: str) -> str:
     return "".join(c if c.isprintable() else c.encode("unicode_escape", "backslashreplace").decode() for c in text)
 
 
+def fill_standard_descriptors() -> None:
+    """Put /dev/null where stdin, stdout or stderr is closed, so that no socket gets its number; the job has it closed."""
+    for fd in (0, 1, 2):
+        try:
+            os.fstat(fd)
+        except OSError:
+            try:
+                os.open(os.devnull, os.O_RDWR)
+            except OSError:
+                return
+
+
 def print_error(text: str) -> None:
     """Write one line to stderr; a stderr that is closed or full is no reason to fail."""
     line = f"{PROGRAM}: {escaped(text)}\n".encode("utf-8", "backslashreplace")
-    try:
+    try:  # noqa: SIM105 (contextlib is not worth its start-up here)
         os.write(2, line)
     except OSError:
         pass
@@ -89,7 +101,8 @@ class Voice:
         stamp = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(now_ms // 1000)) + f".{now_ms % 1000:03d}Z"
         data = f"{stamp} {PROGRAM}[{os.getpid()}]: {line}\n".encode("utf-8", "backslashreplace")
         try:
-            fd = os.open(self._log or "", os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+            # Not blocking: a named pipe that nobody reads must not hold the job up.
+            fd = os.open(self._log or "", os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NONBLOCK, 0o644)
             try:
                 os.write(fd, data)
             finally:

@@ -21,7 +21,7 @@ from clustercron.errors import (
     ZoneMismatch,
 )
 from clustercron.fired import find_fire
-from clustercron.messages import Voice, escaped, print_trouble
+from clustercron.messages import Voice, escaped, fill_standard_descriptors, print_trouble
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 
 def main(arguments: RunArguments, environ: Mapping[str, str], clock: Clock) -> int:
     """Do one fire and answer its exit code; every expected trouble has become one line on stderr."""
+    fill_standard_descriptors()
     try:
         return run(arguments, environ, clock)
     except ClustercronError as exc:
@@ -87,7 +88,8 @@ def run(arguments: RunArguments, environ: Mapping[str, str], clock: Clock) -> in
             _deliver_spool(store, state_dir, clock, voice)
             return settings.skip_exit_code
 
-        from clustercron.attempt import Attempt, die_of
+        from clustercron.attempt import Attempt
+        from clustercron.supervise import die_of
 
         facts = _job_facts(line, claimed, settings.job)
         with Attempt(settings, store, state_dir, claimed, claims, clock, voice) as attempt:

@@ -43,6 +43,7 @@ def keep(state_dir: str, name: str, record: dict[str, str]) -> str:
     """Write a record so that it survives a crash; answers the file.
 
     Args:
+        state_dir: made if it is not there.
         name: unique to the attempt.
         record: a text for each of FIELDS.
 
@@ -59,16 +60,32 @@ def keep(state_dir: str, name: str, record: dict[str, str]) -> str:
         _check_folder(folder)
         if len(os.listdir(folder)) >= MAX_FILES:
             raise SpoolError(f"cannot keep the record: {folder}: {MAX_FILES} records are waiting there already")
-        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
-        fd = os.open(path + ".new", flags, 0o600)
-        with os.fdopen(fd, "w", encoding="ascii") as file:
-            json.dump(record, file)
-            file.flush()
-            os.fsync(fd)
+        _write_through(path + ".new", json.dumps(record).encode("ascii"))
         os.replace(path + ".new", path)
+        _sync(folder)
     except OSError as exc:
         raise SpoolError(f"cannot keep the record: {path}: {(exc.strerror or str(exc)).lower()}") from None
     return path
+
+
+def _write_through(path: str, data: bytes) -> None:
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
+    try:
+        with os.fdopen(fd, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(fd)
+    except OSError:
+        os.unlink(path)
+        raise
+
+
+def _sync(folder: str) -> None:
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
 
 
 def is_empty(state_dir: str) -> bool:
@@ -82,7 +99,7 @@ def is_empty(state_dir: str) -> bool:
 def deliver(state_dir: str, store: str, send: Callable[[dict[str, str]], bool]) -> None:
     """Hand the records kept for a store to `send`, oldest first, a few at a time; forget those it took.
 
-    `send` answers whether a record is done with; once it answers no, the rest waits for another fire.
+    `send` answers whether a record is done with. What it raises ends the delivery: the rest waits for another fire.
     """
     folder = os.path.join(state_dir, "spool")
     try:
@@ -93,25 +110,28 @@ def deliver(state_dir: str, store: str, send: Callable[[dict[str, str]], bool]) 
         _check_folder(folder)
     except SpoolError:
         return
-    for name in sorted(n for n in names if n.endswith(_SUFFIX))[:_BATCH]:
+    tried = 0
+    for name in sorted(n for n in names if n.endswith(_SUFFIX)):
         path = os.path.join(folder, name)
         record = _read(path)
-        if record is None or record.get("store") != store:
+        if record is None or record["store"] != store:
             continue
-        if not send(record):
-            return
-        try:
-            os.unlink(path)
-        except FileNotFoundError:
-            pass  # another fire of this node was quicker; the record is the same sent twice
-        except OSError:
+        if send(record):
+            try:
+                os.unlink(path)
+            except FileNotFoundError:
+                pass  # another fire of this node was quicker; the record is the same sent twice
+            except OSError:
+                return
+        tried += 1
+        if tried == _BATCH:
             return
 
 
 def _check_folder(folder: str) -> None:
     status = os.lstat(folder)
-    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid():
-        raise SpoolError(f"cannot keep the record: {folder}: not a directory of this user")
+    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid() or status.st_mode & 0o022:
+        raise SpoolError(f"cannot keep the record: {folder}: not a directory of this user alone")
 
 
 def _read(path: str) -> dict[str, str] | None:
