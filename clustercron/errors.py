@@ -80,3 +80,13 @@ class StoreUnavailable(ClustercronError):
 
 class StoreRefused(ClustercronError):
     """Redis answered, and trying again cannot help: password, permission, TLS, layout, not a Redis."""
+
+
+class NotKnown(ClustercronError):
+    """A job, tick or run that was asked for and that Redis does not know."""
+
+    exit_code = 1
+
+
+class CannotWrite(ClustercronError):
+    """An output that is closed, full or broken."""
