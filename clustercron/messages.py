@@ -39,7 +39,7 @@ def fill_standard_descriptors() -> None:
 def print_error(text: str) -> None:
     """Write one line to stderr; a stderr that is closed or full is no reason to fail."""
     line = f"{PROGRAM}: {escaped(text)}\n".encode("utf-8", "backslashreplace")
-    try:  # noqa: SIM105 (contextlib is not worth its start-up here)
+    try:
         os.write(2, line)
     except OSError:
         pass

@@ -56,7 +56,7 @@ def _send(target: str, body: bytes, headers: dict[str, str]) -> str | None:
     import urllib.error
     import urllib.request
 
-    request = urllib.request.Request(target, data=body or None, headers=headers)  # noqa: S310 (options checks the scheme)
+    request = urllib.request.Request(target, data=body or None, headers=headers)  # noqa: S310 - options checks the scheme
     try:
         with urllib.request.urlopen(request, timeout=TRY_S):  # noqa: S310
             return None
@@ -75,7 +75,7 @@ def _encoded(user: str) -> str:
     return base64.b64encode(user.encode()).decode("ascii")
 
 
-def _give_up(number: int, frame: FrameType | None) -> None:  # noqa: ARG001 (a handler's arguments)
+def _give_up(number: int, frame: FrameType | None) -> None:  # noqa: ARG001 - a handler's arguments
     raise TimeoutError("no answer in time")
 
 

@@ -38,6 +38,10 @@ if TYPE_CHECKING:
 def main(arguments: RunArguments, environ: Mapping[str, str], clock: Clock) -> int:
     """Do one fire and answer its exit code; every expected trouble has become one line on stderr."""
     fill_standard_descriptors()
+    if os.getpid() == 1:
+        from clustercron.supervise import act_as_any_process
+
+        act_as_any_process()
     try:
         return run(arguments, environ, clock)
     except ClustercronError as exc:

@@ -26,6 +26,7 @@ FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signa
 STOPPING = frozenset((signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT))
 NEWS = 0  # what the renewal writes among the signal numbers
 _GROUP_LOOK_S = 0.02
+_DYING_S = 1.0
 _LONGEST_WAIT_S = 86_400.0  # poll() takes no more than 24 days
 _CHUNK = 1 << 16
 _FOR_TERMINAL = (signal.SIGTTIN, signal.SIGTTOU)
@@ -102,7 +103,7 @@ class Signals:
         finally:
             self._interrupting = False
 
-    def _caught(self, number: int, frame: FrameType | None) -> None:  # noqa: ARG002 (a handler's arguments)
+    def _caught(self, number: int, frame: FrameType | None) -> None:  # noqa: ARG002 - a handler's arguments
         # The byte in the pipe says it already.
         if self._interrupting and number in STOPPING:
             self._interrupting = False
@@ -113,6 +114,13 @@ class Signals:
             return list(os.read(self.read_fd, 4096))
         except BlockingIOError:
             return []
+
+
+def act_as_any_process() -> None:
+    """Have PID 1 of a container end by the signals that end any other process: the kernel spares it."""
+    for number in FORWARDED:
+        if signal.getsignal(number) == signal.SIG_DFL:
+            signal.signal(number, lambda caught, _: os._exit(128 + caught))
 
 
 def die_of(number: int) -> int:
@@ -304,7 +312,7 @@ def _are_one(fd: int, other: int) -> bool:
 
 def _unnamed_file() -> int | None:
     """Open a file without a name; None where there is no place for one."""
-    for folder in (os.environ.get("TMPDIR") or "/tmp", "/var/tmp"):  # noqa: S108 (the name is random, the file is new)
+    for folder in (os.environ.get("TMPDIR") or "/tmp", "/var/tmp"):  # noqa: S108 - the name is random, the file is new
         path = os.path.join(folder, "clustercron-" + os.urandom(16).hex())
         try:
             fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
@@ -464,8 +472,8 @@ class _Watch:
         "act_at",
         "cause",
         "is_over",
+        "is_past_help",
         "kill_after_s",
-        "killed",
         "lease_lost",
         "output",
         "pid",
@@ -473,6 +481,7 @@ class _Watch:
         "status",
         "stopped_by",
         "terminal",
+        "was_killed",
     )
 
     def __init__(
@@ -495,7 +504,8 @@ class _Watch:
         self.status: int | None = None
         self.cause: str | None = None
         self.stopped_by: int | None = None
-        self.killed = False
+        self.was_killed = False
+        self.is_past_help = False
         self.is_over = False  # the job, but perhaps not yet its output
 
     def until_end(self) -> End:
@@ -517,7 +527,7 @@ class _Watch:
 
     def _look_for_the_end(self, status: int) -> None:
         # Stopped by us, the whole group has to go; ended by itself, what it left behind is its own affair.
-        if not self.is_over and (self.cause is None or self.killed or not self._group_exists()):
+        if not self.is_over and (self.cause is None or self.is_past_help or not self._group_exists()):
             self.is_over = True
             self.output.end(failed=status != 0 or self.cause is not None)
 
@@ -568,9 +578,10 @@ class _Watch:
         elif self.cause is None:
             self._stop("timeout")
         else:
+            self.is_past_help = self.was_killed  # nobody takes in its dead, or it belongs to another user
             self._send(signal.SIGKILL)
-            self.killed = True
-            self.act_at = time.monotonic() + max(1.0, self.kill_after_s)
+            self.was_killed = True
+            self.act_at = time.monotonic() + _DYING_S
 
     def _stop(self, cause: str) -> None:
         self.cause = cause
