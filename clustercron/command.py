@@ -55,6 +55,7 @@ def _check_interpreter(command: str) -> None:
         return
     name = os.fsdecode(interpreter)
     if not os.path.exists(name):
-        raise CommandNotExecutable(f"cannot run {command}: its interpreter {name!r} does not exist")
+        hint = "the file was written on Windows: take the carriage returns out" if name.endswith("\r") else None
+        raise CommandNotExecutable(f"cannot run {command}: its interpreter {name!r} does not exist", hint)
     if not os.access(name, os.X_OK) or os.path.isdir(name):
         raise CommandNotExecutable(f"cannot run {command}: its interpreter {name!r} cannot be executed")
