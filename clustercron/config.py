@@ -21,6 +21,8 @@ ROOT_STATE_DIR = "/var/lib/clustercron"
 _MAX_FILE_BYTES = 1 << 20
 _MAX_SECRET_BYTES = 1 << 16
 _MAX_NODE = 64
+_SHELL_MARKS = frozenset(" \t\r\v\f'\"\\$`;&|<>()~")
+_MAX_SOCKET_PATH = 103  # what every system takes
 
 # Everything that may stand in the environment and the file beside the options of `run`.
 OTHER_VARIABLES = (
@@ -77,11 +79,12 @@ def read_sources(environ: Mapping[str, str]) -> Sources:
     Raises:
         ConfigError: the file is named but missing, cannot be read, or has a line that is no `NAME=value`.
     """
-    path = environ.get("CLUSTERCRON_CONFIG") or DEFAULT_FILE
+    named = environ.get("CLUSTERCRON_CONFIG")
+    path = named or DEFAULT_FILE
     try:
         text = _read_text(path, _MAX_FILE_BYTES)
     except FileNotFoundError:
-        if path == DEFAULT_FILE:
+        if not named:
             return Sources(environ, path, {})
         raise ConfigError(f"cannot read the configuration: {path}: no such file") from None
     except OSError as exc:
@@ -94,30 +97,46 @@ def read_sources(environ: Mapping[str, str]) -> Sources:
 
 
 def parse_file(text: str, path: str) -> dict[str, str]:
-    """Read lines `NAME=value` as a shell and systemd's EnvironmentFile both would.
+    """Read lines `NAME=value` as a shell and systemd's EnvironmentFile both would; what they read differently is a fault.
 
     Names that are not clustercron's are passed over, and so are unknown ones of its own: an older version must be able
     to read a newer one's file.
 
     Raises:
-        ConfigError: a line is neither blank, comment nor assignment, or its quotes do not close.
+        ConfigError: a line is neither blank, comment nor assignment, or its value needs other quotes.
     """
     values: dict[str, str] = {}
-    for number, line in enumerate(text.splitlines(), 1):
-        line = line.strip()
+    for number, raw in enumerate(text.split("\n"), 1):
+        line = raw.strip(" \t\r")
         if not line or line[0] in "#;":
             continue
         name, equals, value = line.partition("=")
-        if not equals or not name or not all(c.isascii() and (c.isalnum() or c == "_") for c in name):
-            raise ConfigError(f"cannot read the configuration: {path} line {number}: not of the form NAME=value")
-        value = value.strip()
-        if value[:1] in ("'", '"'):
-            if len(value) < 2 or value[-1] != value[0]:
-                raise ConfigError(f"cannot read the configuration: {path} line {number}: the quote does not close")
-            value = value[1:-1]
-        if name.startswith(options.ENV_PREFIX):
-            values[name] = value
+        try:
+            if not equals or not name or not all(c.isascii() and (c.isalnum() or c == "_") for c in name):
+                raise ValueError("not of the form NAME=value")
+            if name.startswith(options.ENV_PREFIX):
+                values[name] = _unquoted(value)
+        except ValueError as exc:
+            raise ConfigError(f"cannot read the configuration: {path} line {number}: {exc}") from None
     return values
+
+
+def _unquoted(value: str) -> str:
+    if "\0" in value:
+        raise ValueError("has a NUL character")
+    quote = value[:1]
+    if quote not in ("'", '"'):
+        if any(c in _SHELL_MARKS for c in value):
+            raise ValueError("a value with blanks or characters of the shell's stands in single quotes")
+        return value
+    inner = value[1:-1]
+    if len(value) < 2 or value[-1] != quote:
+        raise ValueError("the quote does not close at the end of the line")
+    if quote in inner:
+        raise ValueError(f"a value with {quote} stands in the other quotes")
+    if quote == '"' and any(c in "$`\\" for c in inner):
+        raise ValueError("a value with $, ` or a backslash stands in single quotes")
+    return inner
 
 
 def _read_text(path: str, limit: int) -> str:
@@ -133,6 +152,9 @@ def _read_text(path: str, limit: int) -> str:
 
 def _reason(exc: OSError) -> str:
     return (exc.strerror or str(exc)).lower()
+
+
+_HOST_MARKS = "._-:%"
 
 
 class StoreAddress:
@@ -176,8 +198,8 @@ def parse_url(url: str) -> StoreAddress:
         raise ValueError("has blanks or control characters")
     address = StoreAddress()
     address.tls = scheme == "rediss"
-    rest, _, query = rest.partition("?")
     user, at, place = rest.rpartition("@")
+    place, _, query = place.partition("?")
     if at:
         name, sep, password = user.partition(":")
         address.username = _percent_decoded(name) or None
@@ -187,17 +209,23 @@ def parse_url(url: str) -> StoreAddress:
     if "#" in place:
         raise ValueError("has a '#'; write %23 in a user or password")
     if scheme == "unix":
-        address.path = _percent_decoded(place)
-        if not address.path.startswith("/"):
-            raise ValueError("a unix URL has an absolute path: unix:///run/redis/redis.sock")
+        _read_path(address, place)
     else:
         _read_host(address, place)
     if query:
         name, _, value = query.partition("=")
         if name != "db" or scheme != "unix":
-            raise ValueError(f"does not know the parameter {name!r}")
+            raise ValueError("has a '?'; only unix:///PATH?db=N takes a parameter")
         address.db = _database(value)
     return address
+
+
+def _read_path(address: StoreAddress, place: str) -> None:
+    address.path = _percent_decoded(place)
+    if not address.path.startswith("/"):
+        raise ValueError("a unix URL has an absolute path: unix:///run/redis/redis.sock")
+    if "\0" in address.path or len(os.fsencode(address.path)) > _MAX_SOCKET_PATH:
+        raise ValueError(f"the path of a socket has at most {_MAX_SOCKET_PATH} bytes, and no NUL")
 
 
 def _read_host(address: StoreAddress, place: str) -> None:
@@ -213,15 +241,17 @@ def _read_host(address: StoreAddress, place: str) -> None:
         address.host, _, port = host.partition(":")
     if not address.host:
         raise ValueError("has no host: a Redis on every node would run the job on every node")
+    if address.host.startswith(".") or not all(c.isalnum() or c in _HOST_MARKS for c in address.host):
+        raise ValueError("the host is no name and no address")
     if port:
         if not (port.isascii() and port.isdigit()) or not 0 < int(port[:6]) < 65536:
-            raise ValueError(f"port {port!r} is not in 1-65535")
+            raise ValueError("the port is not a number from 1 to 65535")
         address.port = int(port)
 
 
 def _database(text: str) -> int:
     if not (text.isascii() and text.isdigit()) or len(text) > 5:
-        raise ValueError(f"database {text!r} is not a number")
+        raise ValueError("the database is not a number")
     return int(text)
 
 
@@ -236,7 +266,7 @@ def _percent_decoded(text: str) -> str:
         except ValueError:
             raise ValueError("has a '%' that is not followed by two hexadecimal digits; write %25") from None
         decoded += part[2:].encode()
-    return decoded.decode(errors="replace")
+    return decoded.decode(errors="surrogateescape")
 
 
 def has_password(url: str) -> bool:
@@ -251,27 +281,30 @@ def store_address(sources: Sources, variable: str = "CLUSTERCRON_REDIS_URL") -> 
     Raises:
         ConfigError: no URL (never a silent localhost), a bad one, or a file that cannot be read.
     """
-    found = sources.find(variable) or sources.find("CLUSTERCRON_REDIS_URL")
+    found = sources.find(variable)
+    if found is None:
+        variable = "CLUSTERCRON_REDIS_URL"
+        found = sources.find(variable)
     if found is None:
         raise ConfigError(
-            "cannot find Redis: CLUSTERCRON_REDIS_URL is not set, neither in the environment nor in " + sources.path,
-            f"put CLUSTERCRON_REDIS_URL=redis://HOST:6379/0 into {sources.path}, the same on every node",
+            f"cannot find Redis: {variable} is not set, neither in the environment nor in {sources.path}",
+            f"put {variable}=redis://HOST:6379/0 into {sources.path}, the same on every node",
         )
     url, place = found
     try:
         address = parse_url(url)
     except ValueError as exc:
-        raise ConfigError(f"cannot use CLUSTERCRON_REDIS_URL ({place}): {exc}") from None
+        raise ConfigError(f"cannot use {variable} ({place}): {exc}") from None
     path = sources.get("CLUSTERCRON_REDIS_PASSWORD_FILE")
     if path and address.password is None:
         address.password = _secret(path)
     address.ca_file = _existing(sources, "CLUSTERCRON_REDIS_CA_FILE")
     address.cert_file = _existing(sources, "CLUSTERCRON_REDIS_CERT_FILE")
     address.key_file = _existing(sources, "CLUSTERCRON_REDIS_KEY_FILE")
-    if not address.tls and (address.ca_file or address.cert_file):
-        raise ConfigError(
-            f"cannot use CLUSTERCRON_REDIS_URL ({place}): TLS files are set, but the scheme is not rediss"
-        )
+    if not address.tls and (address.ca_file or address.cert_file or address.key_file):
+        raise ConfigError(f"cannot use {variable} ({place}): TLS files are set, but the scheme is not rediss")
+    if address.key_file and not address.cert_file:
+        raise ConfigError("cannot use CLUSTERCRON_REDIS_KEY_FILE: CLUSTERCRON_REDIS_CERT_FILE is not set")
     return address
 
 

@@ -1,5 +1,4 @@
-"""The options of `run`, each defined once: for the lean reader here, for click's help and completion, for the
-environment and for the config file.
+"""The options of `run`, each defined once: for the lean reader here, for click, the environment and the config file.
 
 Both readers hand on raw text; `config` turns it into values, so that an option means the same wherever it stands.
 """
@@ -122,7 +121,7 @@ def size_bytes(text: str) -> int:
     Raises:
         ValueError: no size, or too large.
     """
-    number = text.rstrip("KMiBkmb")
+    number = text.rstrip("KMIBkmib")
     unit = text[len(number) :].upper()
     if not _digits(number) or len(number) > 9 or unit not in _UNITS_BYTES:
         raise ValueError("not a size such as 65536, 64K or 1M")
@@ -270,7 +269,9 @@ RUN_OPTIONS = (
     Option("on-failure", "on_failure", command_text, "CMD", None, "shell command for the winner when the job fails"),
     Option("log", "log", plain, "syslog|FILE", None, "one line for each decision of this node"),
     Option("skip-exit-code", "skip_exit_code", count(0, 255), "N", "0", "exit code of a node that stood aside"),
-    Option("tick", "tick", plain, "INSTANT", None, "run for this tick instead, whatever the clock says", variable=False),
+    Option(
+        "tick", "tick", plain, "INSTANT", None, "run for this tick instead, whatever the clock says", variable=False
+    ),
     Option("dry-run", "dry_run", None, "", None, "say what would happen; claim and run nothing", variable=False),
 )
 _BY_FLAG = {"--" + option.name: option for option in RUN_OPTIONS}
