@@ -180,7 +180,7 @@ def reply_trouble(text: str) -> WireError:
             return WireError(text, True)
     if code == "ERR" and "max number of clients" in text:
         return WireError("max number of clients reached", True)
-    if code == "NOAUTH":
+    if code == "NOAUTH" or "unauthenticated" in text:  # the second for a request as long as ours
         return WireError("it asks for a password", False, _LOGIN)
     if code == "WRONGPASS" or "invalid password" in text:
         return WireError("wrong user or password", False, _LOGIN)
@@ -234,19 +234,20 @@ class Connection:
         greeting, self._greeting = self._greeting, []
         try:
             self._send(b"".join(map(encode, [*greeting, *commands])), deadline)
-            replies = [self._receive(deadline) for _ in range(len(greeting) + len(commands))]
+            for _ in greeting:
+                self._check_greeting(self._receive(deadline))
+            return [self._receive(deadline) for _ in commands]
         except OSError as exc:
             self.close()
             raise _io_trouble(exc, self._address) from None
         except BaseException:
             self.close()
             raise
-        for reply in replies[: len(greeting)]:
-            if isinstance(reply, ReplyError):
-                self.close()
-                secret = self._address.password
-                raise reply_trouble(reply.text.replace(secret, "***") if secret else reply.text)
-        return replies[len(greeting) :]
+
+    def _check_greeting(self, reply: Reply) -> None:
+        if isinstance(reply, ReplyError):
+            secret = self._address.password
+            raise reply_trouble(reply.text.replace(secret, "***") if secret else reply.text)
 
     def close(self) -> None:
         """Close the socket; calling it again is harmless."""
@@ -258,7 +259,9 @@ class Connection:
             while view:
                 self._socket.settimeout(_left(deadline))
                 view = view[self._socket.send(view) :]
-        except (BrokenPipeError, ConnectionResetError):
+        except TimeoutError:
+            raise
+        except OSError:
             pass  # it may have said why before it closed: reading shows
 
     def _receive(self, deadline: float) -> Reply:
@@ -356,7 +359,8 @@ def _tls_context(address: StoreAddress) -> ssl.SSLContext:
 
 
 def _tls_reason(exc: OSError) -> str:
-    return (getattr(exc, "reason", None) or exc.strerror or str(exc)).replace("_", " ").lower()
+    reason: str = getattr(exc, "reason", None) or exc.strerror or str(exc)
+    return reason.partition(" (_ssl.c")[0].replace("_", " ").lower()
 
 
 _TLS = "look at CLUSTERCRON_REDIS_CA_FILE, _CERT_FILE and _KEY_FILE, and at the host name in the URL"

@@ -156,6 +156,7 @@ def test_a_command_is_text_or_bytes_of_any_kind() -> None:
         ("WRONGPASS invalid username-password pair or user is disabled.", False, "wrong user or password"),
         ("ERR invalid password", False, "wrong user or password"),
         ("NOAUTH Authentication required.", False, "it asks for a password"),
+        ("ERR Protocol error: unauthenticated multibulk length", False, "it asks for a password"),
         ("ERR AUTH <password> called without any password configured for the default user.", False, "has no password"),
         ("ERR Client sent AUTH, but no password is set", False, "has no password"),
         ("NOPERM User cron has no permissions to run the 'eval' command", False, "permission missing"),
@@ -372,6 +373,11 @@ def test_a_refused_login_is_final(guarded: Server, credentials: str) -> None:
     with pytest.raises(WireError, match="wrong user or password") as caught:
         _whoami(guarded, credentials)
     assert not caught.value.passing
+
+
+def test_a_refused_login_is_said_although_the_server_then_hangs_up() -> None:
+    with Peer(lambda conn: (conn.recv(1000), conn.sendall(b"-WRONGPASS invalid\r\n"))) as peer:
+        assert _fails_in_time(peer.url.replace("//", "//:hunter2@")).reason == "wrong user or password"
 
 
 def test_a_database_that_is_not_there_is_final(guarded: Server) -> None:
