@@ -18,6 +18,7 @@ import os
 import time
 
 from clustercron import schema
+from clustercron.clock import pause
 from clustercron.errors import ClockSkew, StoreRefused, StoreUnavailable, TooLate, UsageError
 from clustercron.wire import Connection, ReplyError, WireError, reply_trouble
 
@@ -362,7 +363,7 @@ class Claims:
                 f"cannot claim {tick.text}: it is in the future by Redis's clock, {schema.utc_ms(store_now_ms)}"
             )
         self.close()
-        time.sleep((tick.instant * 1000 - store_now_ms) / 1000)
+        pause((tick.instant * 1000 - store_now_ms) / 1000)
         self.restart_budget()
 
     def _wait_for_start(self, what: str, node: str, pause_s: float) -> None:
@@ -370,7 +371,7 @@ class Claims:
         left_s = self._deadline - time.monotonic()
         if left_s <= 0:
             raise StoreUnavailable(f"{what}: node {node} claimed it and did not start it within the budget")
-        time.sleep(min(pause_s, left_s))
+        pause(min(pause_s, left_s))
 
     def _unread(self, what: str, status: str, rest: Sequence[str]) -> StoreRefused:
         if status == "layout" and rest:
@@ -415,7 +416,7 @@ class Claims:
                 if left_s <= pause_s:
                     spent = f"{tries} {'try' if tries == 1 else 'tries'} in {time.monotonic() - began:.0f} s"
                     raise StoreUnavailable(f"{what}: {self._store.address}: {exc.reason} ({spent})", exc.hint) from None
-                time.sleep(pause_s)
+                pause(pause_s)
 
     def _call(
         self,

@@ -7,10 +7,10 @@ anything heavy is loaded; what only a winner needs is imported where it wins.
 from __future__ import annotations
 
 import os
-import time
 
 from clustercron import __version__, command, config, schedule, schema, spool, tick, zone
 from clustercron.claims import Claims, Lost, Tick
+from clustercron.clock import pause
 from clustercron.errors import (
     ClustercronError,
     ConfigError,
@@ -269,7 +269,7 @@ def _wait_splay(splay_ms: int, voice: Voice) -> None:
     if splay_ms:
         wait_s = splay_ms / 1000 * int.from_bytes(os.urandom(4), "big") / 2**32
         voice.note(f"waits {wait_s:.1f} s of splay")
-        time.sleep(wait_s)
+        pause(wait_s)
 
 
 def _tell_loss(lost: Lost, claimed: Tick, voice: Voice) -> None:

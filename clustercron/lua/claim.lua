@@ -17,7 +17,6 @@ local layout = redis.call('HGET', job, 'layout')
 if layout and tonumber(layout) > LAYOUT then return {'layout', clock, layout} end
 if now > tonumber(deadline) then return {'stale', clock} end
 if math.abs(tonumber(node_now) - now) > tonumber(max_skew) then return {'skew', clock} end
-if tonumber(tick) * 1000 > now then return {'early', clock} end
 
 -- Who was here: each node keeps one entry, and a short number for the lists of who tried.
 local seen = redis.call('HGET', nodes, node)
@@ -51,6 +50,10 @@ if last == '' or string.match(last, '^%d+|(.*)$') ~= definition then
 end
 if rules and last_rules ~= rules then redis.call('HSET', job, 'rules', rules) end
 
+-- A free tick can be early or late by Redis's clock; who has a taken one is told at once.
+local age = now - tonumber(tick) * 1000
+local untimely = age < 0 and 'early' or (tonumber(max_age) > 0 and age > tonumber(max_age) and 'too-late') or nil
+
 local record = redis.call('HGET', runs, tick)
 local attempt, tried = '1', nil
 if record then
@@ -71,7 +74,7 @@ if record then
     return {'lost', clock, state or 'unknown', get(record, 'n') or '', get(record, 'k') or '',
       whole(tonumber(get(record, 'l') or now) - now), get(record, 'c') or '', get(record, 'b') or ''}
   end
-  if tonumber(max_age) > 0 and now - tonumber(tick) * 1000 > tonumber(max_age) then return {'too-late', clock} end
+  if untimely then return {untimely, clock} end
   attempt = get(record, 'a') or '1'
   tried = get(record, 't')
   if state == 'start-failed' then
@@ -86,7 +89,7 @@ else
   if trace(job, ticks, claim, tick) and redis.call('GET', claim) ~= owner then
     return {'lost', clock, 'gone', '', '', '0', '', ''}
   end
-  if tonumber(max_age) > 0 and now - tonumber(tick) * 1000 > tonumber(max_age) then return {'too-late', clock} end
+  if untimely then return {untimely, clock} end
   -- The winner of a free tick is whoever sets the claim key; `take` then only gives it the same value again.
   if not redis.call('SET', claim, owner, 'NX', 'PX', ttl) and redis.call('GET', claim) ~= owner then
     return {'lost', clock, 'gone', '', '', '0', '', ''}
