@@ -14,14 +14,15 @@ import json
 import os
 import shutil
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from clustercron import report, schema, tick
 from clustercron.errors import CannotWrite
 from clustercron.messages import escaped
+from clustercron.zone import day_number
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
     from typing import TypeAlias
 
     from rich.table import Table
@@ -75,7 +76,10 @@ _STYLES = {
 }
 _GAP = 2
 _MOST_CELL = 60
+_LEAST_NAME = 8
+_MOST_OTHERS = 400
 _MOST_LISTED = 10
+_ANY_WIDTH = 100_000
 
 
 @dataclass(frozen=True)
@@ -234,14 +238,12 @@ def _utc_ms(instant_ms: int | None) -> str | None:
 
 def next_screen(ticks: Sequence[ComingTick], zone: Zone, now: int, screen: Screen, *, truncated: bool) -> str:
     """Show the coming ticks; `now` is epoch seconds."""
-    columns = [
-        _Column("TICK (UTC)", [_Cell(_short_utc(t.tick)) for t in ticks]),
-        _Column(f"LOCAL ({zone.name})", [_Cell(_weekday(t.local) + " " + _short_local(t.local)) for t in ticks]),
-        _Column("", [_Cell(age_text(t.tick, now), "dim") for t in ticks]),
-        _Column("NOTE", [_Cell(t.note or "", "yellow", wraps=True) for t in ticks]),
+    groups = [
+        _Group([[_Column("TICK (UTC)", [_Cell(_short_utc(t.tick)) for t in ticks])]]),
+        _Group([[_Column(f"LOCAL ({zone.name})", [_Cell(_weekday_local(t.local)) for t in ticks])]]),
+        _Group([[_Column("WHEN", [_Cell(age_text(t.tick, now), "dim") for t in ticks])]], rank=1),
+        _Group([[_Column("NOTE", [_Cell(t.note or "", "yellow") for t in ticks], breaks="words")]]),
     ]
-    used = [column for column in columns if any(cell.text for cell in column.cells)]
-    groups = [_Group([column], rank=1 if not column.header else 0) for column in used]
     text = _table(groups, screen)
     if truncated:
         text += _footnotes(["there are more before --to: --count shows as many as you like"], screen)
@@ -263,58 +265,64 @@ def history_screen(job: str, runs: Sequence[Run], zone: Zone | None, title: str,
     """Show the runs of a job, newest first."""
     now = now_ms // 1000
     local = [_Cell(_short_local(tick.local_text(zone, r.tick)) if zone else "") for r in runs]
+    attempts = ["" if r.attempt is None else f"attempt {r.attempt}" for r in runs]
+    late = ["" if r.late_seconds is None else report.spell_seconds(r.late_seconds) for r in runs]
     groups = [
         _Group(
             [
-                _Column("TICK", [_Cell(_short_utc(r.tick)) for r in runs]),
-                _Column("AGE", [_Cell(age_text(r.tick, now), "dim") for r in runs]),
+                [_Column("TICK", [_Cell(_short_utc(r.tick)) for r in runs])],
+                [_Column("AGE", [_Cell(age_text(r.tick, now), "dim") for r in runs])],
             ]
         ),
-        _Group([_Column("LOCAL", local)], rank=2),
+        _Group([[_Column("LOCAL", local)]], rank=2),
         _Group(
             [
-                _Column("OUTCOME", [_outcome(r) for r in runs]),
-                _Column("ATTEMPT", [_Cell("" if r.attempt is None else f"attempt {r.attempt}", "dim") for r in runs]),
-            ]
-        ),
-        _Group(
-            [
-                _Column("NODE", [_untrusted(r.node or "-") for r in runs]),
-                _Column("ALSO TRIED", [_others(r) for r in runs]),
+                [_Column("OUTCOME", [_outcome(r) for r in runs], breaks="words")],
+                [_Column("ATTEMPT", [_Cell(attempt, "dim") for attempt in attempts])],
             ]
         ),
         _Group(
             [
-                _Column("FIRED", [_clock(r.fired_at_ms, r.tick) for r in runs]),
-                _Column("CLAIMED", [_clock(r.claimed_at_ms, r.tick) for r in runs]),
+                [_Column("NODE", [_untrusted(r.node or "-") for r in runs], breaks="name")],
+                [
+                    _Column(
+                        "ALSO TRIED", [_untrusted(" ".join(r.tried), "dim", _MOST_OTHERS) for r in runs], breaks="name"
+                    )
+                ],
+            ]
+        ),
+        _Group(
+            [
+                [_Column("FIRED", [_clock(r.fired_at_ms, r.tick) for r in runs])],
+                [_Column("CLAIMED", [_clock(r.claimed_at_ms, r.tick) for r in runs])],
             ],
             rank=1,
         ),
         _Group(
             [
-                _Column("STARTED", [_clock(r.started_at_ms, r.tick) for r in runs]),
-                _Column("ENDED", [_clock(r.ended_at_ms, r.tick) for r in runs]),
+                [_Column("STARTED", [_clock(r.started_at_ms, r.tick) for r in runs])],
+                [_Column("ENDED", [_clock(r.ended_at_ms, r.tick) for r in runs])],
             ]
         ),
         _Group(
             [
-                _Column("LATE", [_Cell("" if r.late_seconds is None else _brief(r.late_seconds)) for r in runs]),
-                _Column("TOOK", [_Cell(length_text(r.lasted_ms(now_ms))) for r in runs]),
+                [_Column("LATE", [_Cell(text) for text in late])],
+                [_Column("TOOK", [_Cell(length_text(r.lasted_ms(now_ms))) for r in runs])],
             ]
         ),
-        _Group(
-            [_Column("TOKEN", [_Cell("" if r.fencing_token is None else str(r.fencing_token)) for r in runs])], rank=3
-        ),
+        _Group([[_Column("TOKEN", [_Cell(str(r.fencing_token or "")) for r in runs])]], rank=3),
     ]
     if zone is None or all(zone.offset_at(r.tick) == 0 for r in runs):
         del groups[1]
     notes = [
         f"{_short_utc(r.tick)} attempt {r.attempt or '?'}: damaged record: {fault}" for r in runs for fault in r.faults
     ]
-    heading = _Printer(screen)
+    heading = ""
     if screen.terminal:
-        heading.line(f"{job}: {title}", "bold")
-    return heading.text() + _table(groups, screen) + _footnotes(notes, screen)
+        printer = _Printer(screen)
+        printer.line(f"{job}: {title}", "bold")
+        heading = printer.text()
+    return heading + _table(groups, screen) + _footnotes(notes, screen)
 
 
 def status_screen(jobs: Sequence[JobStatus], now_ms: int, screen: Screen, *, details: bool) -> str:
@@ -322,39 +330,41 @@ def status_screen(jobs: Sequence[JobStatus], now_ms: int, screen: Screen, *, det
     now = now_ms // 1000
     last = [job.last_run for job in jobs]
     groups = [
-        _Group([_Column("JOB", [_Cell(job.job) for job in jobs])]),
+        _Group([[_Column("JOB", [_Cell(job.job) for job in jobs], breaks="name")]]),
         _Group(
             [
-                _Column("SCHEDULE", [_untrusted(job.schedule or "-") for job in jobs]),
-                _Column("ZONE", [_untrusted(job.tz or "-", "dim") for job in jobs]),
+                [_Column("SCHEDULE", [_untrusted(job.schedule or "-") for job in jobs], breaks="words")],
+                [_Column("ZONE", [_untrusted(job.tz or "-", "dim") for job in jobs])],
             ],
             rank=1,
         ),
         _Group(
             [
-                _Column("LAST TICK", [_Cell(_short_utc(r.tick) if r else "never") for r in last]),
-                _Column("AGE", [_Cell(age_text(r.tick, now) if r else "", "dim") for r in last]),
+                [_Column("LAST TICK", [_Cell(_short_utc(r.tick) if r else "never") for r in last])],
+                [_Column("AGE", [_Cell(age_text(r.tick, now) if r else "", "dim") for r in last])],
             ]
         ),
         _Group(
             [
-                _Column("OUTCOME", [_outcome(r) if r else _Cell("-") for r in last]),
-                _Column("TOOK", [_Cell(length_text(r.lasted_ms(now_ms)) if r else "", "dim") for r in last]),
+                [_Column("OUTCOME", [_outcome(r) if r else _Cell("-") for r in last], breaks="words")],
+                [
+                    _Column("NODE", [_untrusted((r.node if r else None) or "-") for r in last], breaks="name"),
+                    _Column("TOOK", [_Cell(length_text(r.lasted_ms(now_ms)) if r else "", "dim") for r in last]),
+                ],
             ]
         ),
         _Group(
             [
-                _Column("NODE", [_untrusted((r.node if r else None) or "-") for r in last]),
-                _Column("NOW", [_running_now(job) for job in jobs]),
+                [_Column("NEXT TICK", [_next_local(job) for job in jobs])],
+                [_Column("UTC", [_next_utc(job, now) for job in jobs])],
             ]
         ),
         _Group(
             [
-                _Column("NEXT TICK", [_next_local(job) for job in jobs]),
-                _Column("UTC", [_next_utc(job, now) for job in jobs]),
+                [_Column("MISSED", [_missed_count(job) for job in jobs])],
+                [_Column("NOW", [_running_now(job) for job in jobs])],
             ]
         ),
-        _Group([_Column("MISSED", [_missed_count(job) for job in jobs])]),
     ]
     notes = [f"{job.job}: {fault}" for job in jobs for fault in job.faults]
     if details:
@@ -363,8 +373,8 @@ def status_screen(jobs: Sequence[JobStatus], now_ms: int, screen: Screen, *, det
                 shown = job.missed.ticks[-_MOST_LISTED:]
                 more = "" if job.missed.total == len(shown) else f", the last {len(shown)} of them"
                 notes.append(
-                    f"{job.job}: missed {job.missed.total} since {_short_utc(job.missed.since)}{more}: "
-                    + ", ".join(map(_short_utc, shown))
+                    f"{job.job}: missed {job.missed.total} since {tick.utc_text(job.missed.since)}{more}: "
+                    + ", ".join(map(tick.utc_text, shown))
                 )
     return _table(groups, screen) + _footnotes(notes, screen)
 
@@ -389,10 +399,6 @@ def length_text(milliseconds: int | None) -> str:
     return report.spell_seconds(milliseconds // 1000)
 
 
-def _brief(seconds: int) -> str:
-    return report.spell_seconds(seconds)
-
-
 def _short_utc(instant: int) -> str:
     return tick.utc_text(instant)[:16].replace("T", " ") + "Z"
 
@@ -402,10 +408,11 @@ def _short_local(local: str) -> str:
     return local[:16].replace("T", " ") + local[19:].removesuffix(":00")
 
 
-def _weekday(local: str) -> str:
-    from datetime import date
-
-    return date.fromisoformat(local[:10]).strftime("%a")
+def _weekday_local(local: str) -> str:
+    year, month, day = (int(part) for part in local[:10].split("-"))
+    # 1970-01-01 was a Thursday.
+    weekday = ("Thu", "Fri", "Sat", "Sun", "Mon", "Tue", "Wed")[day_number(year, month, day) % 7]
+    return f"{weekday} {_short_local(local)}"
 
 
 def _clock(instant_ms: int | None, beside: int) -> _Cell:
@@ -428,13 +435,9 @@ def _outcome(run: Run) -> _Cell:
     return _untrusted(text, _STYLES.get(run.outcome or "", ""))
 
 
-def _others(run: Run) -> _Cell:
-    return _untrusted(" ".join(run.tried), "dim", wraps=True)
-
-
 def _running_now(job: JobStatus) -> _Cell:
     if not job.running:
-        return _Cell("-", "dim")
+        return _Cell("")
     return _Cell(f"{len(job.running)} running", "cyan")
 
 
@@ -466,83 +469,146 @@ def _missed_count(job: JobStatus) -> _Cell:
 class _Cell:
     text: str
     style: str = ""
-    wraps: bool = False
 
 
 @dataclass(frozen=True)
 class _Column:
+    """A header and a cell a row. Where there is no room, `words` may be broken at blanks and a `name` anywhere."""
+
     header: str
     cells: list[_Cell]
+    breaks: Literal["never", "words", "name"] = "never"
 
-    def width(self) -> int:
-        from rich.cells import cell_len
-
-        return max([cell_len(self.header), *(cell_len(cell.text) for cell in self.cells)])
+    @property
+    def used(self) -> bool:
+        return any(cell.text for cell in self.cells)
 
 
 @dataclass(frozen=True)
 class _Group:
-    """Columns that are stacked where there is no room for them side by side; rank 0 is never left out, 3 goes first."""
+    """Columns that share one column of the table where there is no room for them side by side: lines of columns.
 
-    columns: list[_Column]
+    A group of rank 0 is never left out; of the others the highest rank goes first.
+    """
+
+    lines: list[list[_Column]]
     rank: int = 0
 
+    @property
+    def columns(self) -> list[_Column]:
+        return [column for line in self.lines for column in line]
 
-def _untrusted(text: str, style: str = "", *, wraps: bool = False) -> _Cell:
+    @property
+    def width(self) -> int:
+        return max(_wide(text) for text in self._texts())
+
+    @property
+    def least_width(self) -> int:
+        """The width down to which nothing is broken that should not be."""
+        least = 0
+        for column in self.columns:
+            parts = [column.header, *(cell.text for cell in column.cells)]
+            if column.breaks != "never":
+                parts = [word for text in parts for word in text.split(" ")]
+            most = _LEAST_NAME if column.breaks == "name" else self.width
+            least = max(least, *(min(most, _wide(part)) for part in parts))
+        return least
+
+    def header(self) -> str:
+        return "\n".join(self._joined([column.header for column in line]) for line in self.lines)
+
+    def row(self, index: int, screen: Screen) -> Text:
+        from rich.text import Text
+
+        text = Text()
+        for number, line in enumerate(self.lines):
+            if number:
+                text.append("\n")
+            cells = [cell for column in line if (cell := column.cells[index]).text]
+            for place, cell in enumerate(cells):
+                text.append(", " if place else "", "dim")
+                text.append(_shown(cell.text, screen), cell.style)
+        text.rstrip()
+        return text
+
+    def _texts(self) -> Iterator[str]:
+        for line in self.lines:
+            yield self._joined([column.header for column in line])
+            yield from (self._joined(texts) for texts in zip(*([c.text for c in x.cells] for x in line), strict=True))
+
+    @staticmethod
+    def _joined(texts: Sequence[str]) -> str:
+        return ", ".join(filter(None, texts))
+
+
+def _wide(text: str) -> int:
+    if text.isascii():
+        return len(text)
+    from rich.cells import cell_len
+
+    return cell_len(text)
+
+
+def _untrusted(text: str, style: str = "", most: int = _MOST_CELL) -> _Cell:
     shown = escaped(text)
-    return _Cell(shown if len(shown) <= _MOST_CELL or wraps else f"{shown[: _MOST_CELL - 3]}...", style, wraps)
+    return _Cell(shown if len(shown) <= most else f"{shown[: most - 3]}...", style)
 
 
 def _table(groups: list[_Group], screen: Screen) -> str:
     left_out: list[str] = []
-    columns = [column for group in groups for column in group.columns]
-    table = _new_table(screen)
-    if screen.width is None or _total([column.width() for column in columns]) <= screen.width:
-        stacks = [[column] for column in columns]
+    apart = [_Group([[column]]) for group in groups for column in group.columns if column.used]
+    if screen.width is None or _total([group.width for group in apart]) <= screen.width:
+        shown = apart
     else:
-        while _total([_stack_width(group.columns) for group in groups]) > screen.width:
-            least = max(groups, key=lambda group: group.rank)
+        shown = [group for group in groups if any(column.used for column in group.columns)]
+        while _total([group.width for group in shown]) > screen.width:
+            least = max(shown, key=lambda group: group.rank)
             if least.rank == 0:
                 break
-            groups = [group for group in groups if group is not least]
-            left_out += [column.header.lower() for column in least.columns]
-        stacks = [group.columns for group in groups]
-    for stack in stacks:
-        free = any(cell.wraps for column in stack for cell in column.cells)
-        table.add_column(
-            "\n".join(column.header for column in stack),
-            overflow="fold",
-            no_wrap=screen.width is None,
-            min_width=min(_stack_width(stack), 8 if free else 20),
-        )
-    for row in range(len(columns[0].cells)):
-        table.add_row(*(_stacked([column.cells[row] for column in stack], screen) for stack in stacks))
+            shown = [group for group in shown if group is not least]
+            left_out += [column.header.lower() for column in least.columns if column.header]
+    if screen.width is None:
+        return _plain_table(apart)
+    widths = _fitted(shown, screen.width)
+    table = _new_table(screen)
+    height = max(len(group.lines) for group in shown)
+    for group, width in zip(shown, widths, strict=True):
+        # Headers begin in the first line, as cells do.
+        header = group.header() + "\n" * (height - len(group.lines))
+        table.add_column(header, overflow="fold", width=width)
+    for index in range(len(shown[0].columns[0].cells)):
+        table.add_row(*(group.row(index, screen) for group in shown))
     printer = _Printer(screen)
     printer.print(table)
-    if left_out and any(left_out):
-        printer.line(f"no room for: {', '.join(filter(None, left_out))}; a wider terminal or --json shows them", "dim")
+    if left_out:
+        printer.line(f"no room for: {', '.join(left_out)}; a wider terminal or --json shows them", "dim")
     return printer.text()
 
 
-def _stack_width(columns: Sequence[_Column]) -> int:
-    widths = [column.width() for column in columns if not any(cell.wraps for cell in column.cells)]
-    return max([*widths, *(min(24, column.width()) for column in columns)])
+def _plain_table(groups: Sequence[_Group]) -> str:
+    """Write a line a row, of any length: what reads it cuts it up, and a thousand jobs should not take a second."""
+    widths = [group.width for group in groups]
+    columns = [[group.header(), *(cell.text for cell in group.columns[0].cells)] for group in groups]
+    padded = ([text.ljust(width) for text in column] for column, width in zip(columns, widths, strict=True))
+    return "".join(f"{(' ' * _GAP).join(row).rstrip()}\n" for row in zip(*padded, strict=True))
+
+
+def _fitted(groups: Sequence[_Group], room: int | None) -> list[int]:
+    """Answer the width of each group, made narrower where they may be until they fit."""
+    widths = [group.width for group in groups]
+    least = [group.least_width for group in groups]
+    while room is not None and _total(widths) > room:
+        slack = [width - low for width, low in zip(widths, least, strict=True)]
+        # With everything at its least, a terminal this narrow breaks what is widest.
+        narrower = slack.index(max(slack)) if max(slack) > 0 else widths.index(max(widths))
+        if widths[narrower] == 1:
+            break
+        widths[narrower] -= 1
+    return widths
 
 
 def _total(widths: Sequence[int]) -> int:
     return sum(widths) + _GAP * (len(widths) - 1)
-
-
-def _stacked(cells: Sequence[_Cell], screen: Screen) -> Text:
-    from rich.text import Text
-
-    text = Text()
-    for index, cell in enumerate(cells):
-        if index:
-            text.append("\n")
-        text.append(_shown(cell.text, screen), cell.style)
-    text.rstrip()
-    return text
 
 
 def _shown(text: str, screen: Screen) -> str:
@@ -554,8 +620,9 @@ def _new_table(screen: Screen) -> Table:
     from rich.table import Table
 
     line = "─" if screen.unicode else "-"
-    rule = Box("    \n    \n" + line * 4 + "\n" + "    \n" * 5, ascii=not screen.unicode) if screen.terminal else None
-    return Table(box=rule, show_edge=False, pad_edge=False, padding=(0, _GAP, 0, 0), header_style="bold")
+    rule = Box("    \n    \n" + line * 4 + "\n" + "    \n" * 5, ascii=not screen.unicode)
+    # The box has a column of blanks of its own between two columns.
+    return Table(box=rule, show_edge=False, pad_edge=False, padding=(0, _GAP - 1, 0, 0), header_style="bold")
 
 
 class _Printer:
@@ -570,7 +637,7 @@ class _Printer:
             file=self._file,
             force_terminal=screen.colour,
             color_system="auto" if screen.colour else None,
-            width=screen.width or 100_000,
+            width=screen.width or _ANY_WIDTH,
             markup=False,
             emoji=False,
             highlight=False,
@@ -591,6 +658,8 @@ class _Printer:
 
 
 def _footnotes(notes: Sequence[str], screen: Screen) -> str:
+    if not notes:
+        return ""
     printer = _Printer(screen)
     for note in notes:
         printer.line(note if len(note) <= 400 else f"{note[:400]}...", "yellow")

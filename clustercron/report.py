@@ -9,7 +9,7 @@ Instants named `*_ms` are milliseconds since the epoch; ticks are seconds.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import pairwise, takewhile
 from typing import TYPE_CHECKING
 
 from clustercron import schedule as schedules
@@ -313,8 +313,9 @@ def job_status(job: Job, missed: Missed, succeeded: str | None) -> JobStatus:
     """
     definition = job.definition
     by_age = newest_fields(job.records.runs, len(job.records.runs))
-    last = [run for field in by_age[:20] if (run := job.run(field)) is not None]
-    last_run = max(last, key=lambda run: (run.tick, run.attempt or 0), default=None)
+    newest = takewhile(lambda field: _tick_of(field) == _tick_of(by_age[0]), by_age)
+    last = [run for field in newest if (run := job.run(field)) is not None]
+    last_run = max(last, key=lambda run: (run.attempt or 0, run.claimed_at_ms or 0), default=None)
     alive = [f for f in by_age if _letter(job.records.runs[f], "s") == "running"]
     running = tuple(run for f in alive if (run := job.run(f)) is not None and run.outcome == "running")
     successes = (f for f in by_age if _letter(job.records.runs[f], "s") == "succeeded")
@@ -434,12 +435,14 @@ def _ticks_not_run(job: Job, window: Window) -> set[int]:
     """Answer the taken ticks whose attempt ended, or lapsed, before anything was executed."""
     found = set()
     for field, record in job.records.runs.items():
-        instant = _tick_of(field)
-        if instant is None or "." in field or not window.begin <= instant < window.end:
-            continue
         state = _letter(record, "s")
+        if state not in _NOT_RUN or "." in field:
+            continue
+        instant = _tick_of(field)
+        if instant is None or not window.begin <= instant < window.end:
+            continue
         over = (_whole(_letter(record, "l") or "") or 0) < job.now_ms
-        if state in _NOT_RUN and (over or state == "abandoned"):
+        if over or state == "abandoned":
             found.add(instant)
     return found
 

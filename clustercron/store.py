@@ -37,6 +37,8 @@ RECENT_RUNS = 50
 _COMMANDS_A_BATCH = 1_000
 _SCAN_COUNT = 5_000
 _SCAN_CALLS = 40
+_TLS = "look at CLUSTERCRON_REDIS_CA_FILE, _CERT_FILE and _KEY_FILE, and at the host name in the URL"
+_TLS_PORT = "redis:// is for a port without TLS, rediss:// for one with it"
 # redis-py cuts the first word off the errors that it has a class for.
 _CODES: tuple[tuple[type[Exception], str], ...] = (
     (redis.exceptions.NoPermissionError, "NOPERM"),
@@ -169,50 +171,53 @@ class Store:
         if answers:
             return answers[0]
         if not troubles:
-            raise StoreUnavailable(f"cannot look: {self._settings.address}: no answer within {self._budget_s:g} s")
+            raise self._no_answer()
         trouble = troubles[0]
         if isinstance(trouble, redis.RedisError | OSError):
             raise self._named(trouble) from None
         raise trouble
 
+    def _no_answer(self) -> StoreUnavailable:
+        address = self._settings.address
+        reason = f"cannot look: {address}: no answer within {self._budget_s:g} s"
+        return StoreUnavailable(reason, _TLS_PORT if address.tls else None)
+
     def _named(self, trouble: Exception) -> StoreUnavailable | StoreRefused:
         """Say what is wrong in the words that `run` has for it."""
         begin = f"cannot look: {self._settings.address}: "
-        if isinstance(trouble, redis.exceptions.AuthenticationError):
-            trouble_text = str(trouble)
-            known = trouble_text if trouble_text.startswith(("NOAUTH", "WRONGPASS")) else f"WRONGPASS {trouble_text}"
-            refusal = reply_trouble("NOAUTH" if "required" in trouble_text.lower() else known)
-            return StoreRefused(begin + refusal.reason, refusal.hint)
-        code = next((code for kind, code in _CODES if isinstance(trouble, kind)), "")
-        if code or isinstance(trouble, redis.ResponseError):
-            refusal = reply_trouble(f"{code} {trouble}".strip())
-            kind = StoreUnavailable if refusal.passing else StoreRefused
-            return kind(begin + refusal.reason, refusal.hint)
+        secret = self._settings.address.password
+        # A server may repeat what it was sent.
+        text = str(trouble).replace(secret, "***") if secret else str(trouble)
         if isinstance(trouble, redis.exceptions.InvalidResponse):
-            return StoreRefused(f"{begin}this is no Redis: {trouble}", "look at host and port of the URL")
-        return self._named_io(begin, trouble)
+            return StoreRefused(f"{begin}this is no Redis: {text}", "look at host and port of the URL")
+        code = next((code for kind, code in _CODES if isinstance(trouble, kind)), "")
+        if isinstance(trouble, redis.exceptions.AuthenticationError):
+            code = "NOAUTH" if "required" in text.lower() else "WRONGPASS"
+        if code or isinstance(trouble, redis.ResponseError):
+            reply = reply_trouble(f"{code} {text}".strip())
+            kind = StoreUnavailable if reply.passing else StoreRefused
+            return kind(begin + reply.reason, reply.hint)
+        return self._named_io(begin, trouble, text)
 
-    def _named_io(self, begin: str, trouble: Exception) -> StoreUnavailable | StoreRefused:
+    def _named_io(self, begin: str, trouble: Exception, text: str) -> StoreUnavailable | StoreRefused:
         causes: list[BaseException] = []
         cause: BaseException | None = trouble
         while cause is not None and len(causes) < 8:
             causes.append(cause)
             cause = cause.__cause__ or cause.__context__
-        tls = "look at CLUSTERCRON_REDIS_CA_FILE, _CERT_FILE and _KEY_FILE, and at the host name in the URL"
-        port = "redis:// is for a port without TLS, rediss:// for one with it"
         for cause in causes:
             if isinstance(cause, ssl.SSLCertVerificationError):
-                return StoreRefused(f"{begin}TLS: its certificate is not accepted: {cause.verify_message}", tls)
+                return StoreRefused(f"{begin}TLS: its certificate is not accepted: {cause.verify_message}", _TLS)
             if isinstance(cause, ssl.SSLError) and cause.reason:
                 reason = cause.reason.replace("_", " ").lower()
-                return StoreRefused(f"{begin}TLS: {reason}", port if "wrong version" in reason else tls)
+                return StoreRefused(f"{begin}TLS: {reason}", _TLS_PORT if "wrong version" in reason else _TLS)
         if any(isinstance(cause, TimeoutError | redis.exceptions.TimeoutError) for cause in causes):
-            return StoreUnavailable(begin + "no answer in time", port if self._settings.address.tls else None)
+            return self._no_answer()
         for cause in causes:
             if isinstance(cause, OSError) and cause.strerror:
                 reset = isinstance(cause, ConnectionResetError) and not self._settings.address.path
-                return StoreUnavailable(begin + cause.strerror.lower(), port if reset else None)
-        return StoreUnavailable(begin + (str(trouble).rstrip(".") or "no connection"))
+                return StoreUnavailable(begin + cause.strerror.lower(), _TLS_PORT if reset else None)
+        return StoreUnavailable(begin + (text.rstrip(".") or "no connection"))
 
     def _send(self, commands: Sequence[Command]) -> list[Any]:
         """Send commands in batches and answer their replies; only a key of the wrong type is a reply, other errors raise."""
