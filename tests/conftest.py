@@ -22,7 +22,8 @@ def shared_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 @pytest.fixture
 def server(shared_server: Server) -> Server:
     """The session's server, empty. A test that stops, breaks or configures its server starts one of its own."""
-    shared_server.client().flushall()
+    with shared_server.client() as client:
+        client.flushall()
     return shared_server
 
 
