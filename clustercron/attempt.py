@@ -301,12 +301,13 @@ class Attempt:
 
     def _record(self, ending: Ending) -> None:
         self._claims.restart_budget()
-        if not self._tell_store(self._won, ending):
-            self._voice.complain(
-                ClustercronError(
-                    f"did not record the end of {self._claimed.text} ({ending.outcome}): another attempt has the tick"
-                )
-            )
+        if self._tell_store(self._won, ending):
+            return
+        what = f"did not record the end of {self._claimed.text} ({ending.outcome}): another attempt has the tick"
+        if ending.outcome == "lease-lost":
+            self._voice.decide(what)  # that the lease was lost has been said already
+        else:
+            self._voice.complain(ClustercronError(what))
 
     def _tell_store(self, won: Won | None, ending: Ending) -> bool:
         """Record an ending, in Redis or in the spool. Answers False when another attempt has the tick."""

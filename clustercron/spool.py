@@ -144,7 +144,7 @@ def _read(path: str) -> dict[str, str] | None:
             if not stat.S_ISREG(status.st_mode) or status.st_uid != os.geteuid() or status.st_size > _MAX_FILE_BYTES:
                 return None
             record = json.loads(file.read())
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return None
     if not isinstance(record, dict) or not all(isinstance(record.get(field), str) for field in FIELDS):
         return None
