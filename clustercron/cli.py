@@ -210,13 +210,12 @@ class _Look:
 def _option(name: str, help: str | None = None) -> Callable[[Any], Any]:
     """An option that `run` has too, under the same name, with the same values."""
     option = next(option for option in RUN_OPTIONS if option.name == name)
-    parameter = _parameter(option)
     settings: dict[str, Any] = {"is_flag": True} if option.is_flag else {"metavar": option.metavar}
-    return click.option(f"--{name}", help=help or parameter.help, **settings)
+    return click.option(f"--{name}", help=help or _parameter(option).help, **settings)
 
 
 _json = click.option("--json", "as_json", is_flag=True, help="one JSON document, see clustercron(1)")
-_store_timeout = _option("store-timeout")
+_store_timeout = _option("store-timeout", "total time for asking Redis [15s]")
 
 
 def _read(name: str, text: str, reader: Callable[[str], Any]) -> Any:
@@ -288,7 +287,7 @@ def _read_job(name: str, store: Store, look: _Look) -> Job:
     short_help="show the coming ticks of a job or a schedule",
     epilog=(
         "Example:\n  clustercron next billing\n"
-        "  clustercron next --schedule '30 2 * * *' --tz Europe/Amsterdam --from 2026-10-24T00:00:00Z --count 3"
+        "  clustercron next --schedule '30 2 * * *' --tz Europe/Amsterdam --from 2026-10-24T00:00Z --count 3"
     ),
 )
 @click.argument("job", required=False)
@@ -313,6 +312,8 @@ def _next(
 
     A tick that a change of the clocks has to do with is marked. With --schedule no Redis is needed. Instants:
     2026-09-17T02:00:00Z, 2026-09-17T04:00+02:00, @1789610400.
+
+    Exit code: 0 shown, 1 no such job, 2 usage, 3 Redis could not be asked.
     """
     from clustercron import render, report
     from clustercron import schedule as schedules
@@ -365,6 +366,8 @@ def _explain(schedule: str | None, tz: str | None, at: str | None, grace: str | 
 
     The zone of this node's cron counts: CLUSTERCRON_DAEMON_TZ, else /etc/localtime. Redis is not asked. Instants:
     2026-09-17T02:00:00Z, 2026-09-17T04:00+02:00, @1789610400.
+
+    Exit code: 0 whatever the answer is, 2 usage.
     """
     from clustercron import render, report, tick
     from clustercron import schedule as schedules
@@ -401,7 +404,7 @@ def _explain(schedule: str | None, tz: str | None, at: str | None, grace: str | 
 def _history(job: str, date: str | None, number: str | None, as_json: bool, store_timeout: str | None) -> int:
     """Show the runs of JOB, newest first: where, when, how late, how it ended, and who else tried.
 
-    Exit code 1 when there is no such job, or no run to show.
+    Exit code: 0 shown, 1 no such job or no run to show, 2 usage, 3 Redis could not be asked.
     """
     from clustercron import render, report
 
@@ -460,6 +463,8 @@ def _status(jobs: tuple[str, ...], as_json: bool, store_timeout: str | None) -> 
     """Show a row a job: its last tick, how that ended, its next tick, what was missed, and what is running.
 
     A missed tick is one that nobody ran and that no fire can claim any more: its grace is over by Redis's clock.
+
+    Exit code: 0 shown, 1 no such job, 2 usage, 3 Redis could not be asked.
     """
     from clustercron import render, report
 
