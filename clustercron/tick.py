@@ -9,6 +9,9 @@ of its arguments. The rules are those of Vixie cron's descendants, to the minute
 4. A fixed-time schedule: if any skipped local minute matches, the instant of the change is a tick, for changes of at
    most three hours.
 
+Where changes follow each other within hours, 3 and 4 count from the latest local time reached before: cron counts local
+minutes and never goes back.
+
 The engine works on the zone's spans of one offset: inside one, the next match is found field by field, so an answer
 takes a bounded number of steps however far away it is.
 """

@@ -13,8 +13,8 @@ import tzdata
 
 from clustercron.schedule import parse
 from clustercron.tick import default_grace, is_tick, tick_for, ticks_between
-from clustercron.zone import load
-from tests.cronlab import virtual_cron
+from clustercron.zone import load, parse_tzif
+from tests.cronlab import made_up_zones, virtual_cron
 from tests.cronlab.schedules import random_schedule, seeded
 
 if TYPE_CHECKING:
@@ -69,12 +69,12 @@ def light_schedule(rng: random.Random, zone: Zone, begin: int, end: int) -> str:
             return text
 
 
-def compare(cron: virtual_cron.VirtualCron, zone_name: str, texts: list[str], begin: int, end: int) -> int:
+def compare(cron: virtual_cron.VirtualCron, zone: Zone, rules: Path, texts: list[str], begin: int, end: int) -> int:
     """Hold every fire against our ticks, and every tick against the fires; return the number of fires."""
-    zone = load(zone_name)
+    zone_name = zone.name
     schedules = [parse(text) for text in texts]
     # Lines for skipped times are fired ten seconds apart: the daemon gets an hour more than is compared.
-    fired = cron.fires(texts, RULES / zone_name, begin, end + 3600)
+    fired = cron.fires(texts, rules, begin, end + 3600)
     catching_up = catch_ups(zone, fired, begin, end + 3600)
     served: list[Counter[int]] = [Counter() for _ in schedules]
     for instant, index in fired:
@@ -117,7 +117,7 @@ def compare_randomly(cron: virtual_cron.VirtualCron, zone_name: str, rng: random
             begin = middle - rng.randrange(2, 20) * 3600
             end = begin + DAY + DAY // 4
             texts = [light_schedule(rng, zone, begin, end) for _ in range(25)]
-            fires += compare(cron, zone_name, texts, begin, end)
+            fires += compare(cron, load(zone_name), RULES / zone_name, texts, begin, end)
     return fires
 
 
@@ -152,7 +152,21 @@ def test_debian_cron_fires_exactly_the_ticks_of_well_known_lines(cron, zone_name
         "*/5 * * * *", "59 23 * * *", "15 3 * * *", "45 2 * * 0", "5 1 1-7,25-31 * */7", "7 */2 * * *", "* 2 * * *", "0-59/20 2,3 * * *",
     ]  # fmt: skip
     begin = int(datetime.fromisoformat(f"{day}T00:00Z").timestamp()) - 20 * 3600
-    assert compare(cron, zone_name, texts, begin, begin + 2 * DAY) > 100
+    assert compare(cron, load(zone_name), RULES / zone_name, texts, begin, begin + 2 * DAY) > 100
+
+
+@pytest.mark.parametrize("kind", made_up_zones.CLOSE_CHANGES)
+def test_debian_cron_fires_exactly_the_ticks_where_changes_follow_each_other(cron, tmp_path, kind):
+    rng = seeded(kind)
+    first = int(datetime(2026, 6, 15, 2, tzinfo=UTC).timestamp())
+    rules = tmp_path / "made-up"
+    rules.write_bytes(made_up_zones.close_changes(kind, first))
+    zone = parse_tzif("made up", rules.read_bytes(), "test")
+    begin, end = first - 6 * 3600, first + 8 * 3600
+    lines = [f"{minute} {hour} * * *" for hour in range(6) for minute in (0, 5, 20, 35, 50)]
+    # One line at a time: what makes a busy daemon late would hide what is looked for.
+    for text in (*lines, "*/10 * * * *", "0 0-23 * * *", "10,40 1-4 * * *", light_schedule(rng, zone, begin, end)):
+        compare(cron, zone, rules, [text], begin, end)
 
 
 def test_comparison_sees_a_fire_too_many_and_a_tick_too_few(cron):
@@ -162,10 +176,10 @@ def test_comparison_sees_a_fire_too_many_and_a_tick_too_few(cron):
     honest = cron.fires
     cron.fires = lambda texts, *stretch: [*honest(texts, *stretch), (begin + 9005, 0)]
     with pytest.raises(AssertionError):
-        compare(cron, "UTC", ["*/30 2 * * *"], begin, begin + DAY)
+        compare(cron, load("UTC"), RULES / "UTC", ["*/30 2 * * *"], begin, begin + DAY)
     cron.fires = lambda texts, *stretch: honest(texts, *stretch)[1:]
     with pytest.raises(AssertionError):
-        compare(cron, "UTC", ["30 2 * * *"], begin, begin + DAY)
+        compare(cron, load("UTC"), RULES / "UTC", ["30 2 * * *"], begin, begin + DAY)
 
 
 @pytest.mark.parametrize("zone_name", ["Europe/Amsterdam", "America/New_York", "Australia/Lord_Howe", "UTC"])

@@ -25,7 +25,7 @@ from clustercron.tick import (
     ticks_between,
     utc_text,
 )
-from clustercron.zone import load
+from clustercron.zone import daemon_zone, load
 
 CASES = [json.loads(line) for line in Path(__file__).with_name("cron-cases.jsonl").read_text().splitlines()]
 AMSTERDAM = "Europe/Amsterdam"
@@ -236,6 +236,12 @@ class TestWhichTickAFireServes:
         # cron runs in UTC too, but this is the tick itself by --tz.
         fired = parse_instant_ms("2026-09-17T00:00:59Z")
         assert tick_for(schedule, zone, fired, 11700, daemon_zone=utc).kind == "run"
+
+    def test_mismatch_begins_a_minute_after_the_tick(self):
+        # A zone a minute west: its own 02:00 is the schedule's 02:01.
+        behind = daemon_zone("AAA0:01")
+        assert self.decide("2026-09-17T02:01:00Z", daemon_zone=behind).kind == "run"
+        assert self.decide("2026-09-17T02:01:00.001Z", daemon_zone=behind).kind == "zone-mismatch"
 
     def test_zones_with_the_same_offsets_never_mismatch(self):
         schedule, zone, berlin = parse("0 2 * * *"), load(AMSTERDAM), load("Europe/Berlin")

@@ -13,8 +13,9 @@ import pytest
 import tzdata
 
 from clustercron.schedule import Schedule, parse
-from clustercron.tick import is_tick, latest_tick, next_tick, note, previous_tick, tick_for, ticks_between
-from clustercron.zone import Zone, load
+from clustercron.tick import _next_match, is_tick, latest_tick, next_tick, note, previous_tick, tick_for, ticks_between
+from clustercron.zone import Zone, load, parse_tzif
+from tests.cronlab import made_up_zones
 from tests.cronlab.schedules import random_schedule, seeded
 
 PACKAGE = Path(tzdata.__path__[0])
@@ -102,6 +103,33 @@ def test_engine_finds_what_a_minute_by_minute_evaluation_finds(name):
                 schedule = parse(text)
                 expected = slow_ticks(schedule, listed, begin)
                 assert list(ticks_between(schedule, zone, begin, end)) == expected, (text, zone_name, middle)
+
+
+@pytest.mark.parametrize("kind", made_up_zones.CLOSE_CHANGES)
+def test_fixed_times_never_go_back_behind_the_local_time_reached_where_changes_follow_each_other(kind):
+    # The rules leave open what a time is that is skipped and then passed after all, or passed and then skipped. cron
+    # counts local minutes and never goes back, and the test against it says the same.
+    first = int(datetime(2026, 6, 15, 2, tzinfo=UTC).timestamp())
+    zone = parse_tzif("made up", made_up_zones.close_changes(kind, first), "test")
+    rng = seeded(kind)
+    begin, end = first - DAY // 4, first + DAY // 4
+    for text in ("30 2 * * *", "0 0-23 * * *", "*/10 * * * *", *(random_schedule(rng) for _ in range(100))):
+        schedule = parse(text)
+        due = {local for local in range(begin // 60, end // 60 + 180) if _next_match(schedule, local) == local}
+        expected = []
+        before = reached = begin // 60 + zone.offset_at(begin - 60) // 60
+        for instant in range(begin, end, 60):
+            local = (instant + zone.offset_at(instant)) // 60
+            if schedule.wildcard:
+                runs = local in due
+            else:
+                jump = local - before
+                runs = local >= reached and not due.isdisjoint(range(reached if 1 < jump <= 181 else local, local + 1))
+            if runs:
+                expected.append(instant)
+            before, reached = local, max(reached, local + 1)
+        assert list(ticks_between(schedule, zone, begin, end)) == expected, text
+        check_window(schedule, zone, begin, end)
 
 
 def test_engine_leaves_out_the_day_that_a_zone_left_out():
