@@ -93,7 +93,7 @@ def script(name: str) -> str:
     folder = os.path.join(os.path.dirname(__file__), "lua")
     lines = []
     for part in ("prelude", name):
-        with open(os.path.join(folder, part + ".lua"), encoding="ascii") as file:
+        with open(os.path.join(folder, part + ".lua"), encoding="utf-8") as file:
             lines += [line.strip() for line in file]
     return "\n".join(line for line in lines if line and not line.startswith("--"))
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.rig import Fleet, Server
+from tests.world import World
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -32,3 +33,11 @@ def fleet(server: Server, tmp_path: Path) -> Iterator[Fleet]:
     fleet = Fleet(server.url, tmp_path)
     yield fleet
     fleet.close()
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> Iterator[World]:
+    """A server and nodes whose clocks the test sets."""
+    world = World(tmp_path)
+    yield world
+    world.close()

@@ -11,13 +11,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.faketime import FakeClock
-from tests.rig import COMMAND, Fire, Fleet, Server, lines, wait_for, wheel_server_binary
+from tests.rig import COMMAND, Fleet, lines, wait_for
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-    from pathlib import Path
-    from subprocess import CompletedProcess
+    from tests.world import World
 
 NOON = 1_767_614_400  # 2026-01-05T12:00:00Z
 INSTANT = r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z"
@@ -30,36 +27,6 @@ SHIFTED = (
 
 def shifted(hours: float) -> list[str]:
     return [sys.executable, "-I", "-c", SHIFTED, str(int(hours * 3_600_000))]
-
-
-class World:
-    """A server and nodes whose clocks the test sets."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.store_clock = FakeClock(folder, "store")
-        self.node_clock = FakeClock(folder, "node")
-        # Debian's redis-server has an allocator that asks for the time before libfaketime can tell it.
-        self.server = Server(folder / "redis", env=self.store_clock.env, binary=wheel_server_binary())
-        self.fleet = Fleet(self.server.url, folder)
-
-    def set_all(self, epoch: float) -> None:
-        self.store_clock.set_to(epoch)
-        self.node_clock.set_to(epoch)
-
-    def start(self, *arguments: str, node: str = "node-1", env: Mapping[str, str] | None = None) -> Fire:
-        return self.fleet.start("run", *arguments, node=node, env={**self.node_clock.env, **(env or {})})
-
-    def run(self, *arguments: str, node: str = "node-1", env: Mapping[str, str] | None = None) -> CompletedProcess[str]:
-        return self.start(*arguments, node=node, env=env).end()
-
-
-@pytest.fixture
-def world(tmp_path: Path) -> Iterator[World]:
-    world = World(tmp_path)
-    yield world
-    world.fleet.close()
-    world.server.stop()
 
 
 @pytest.mark.parametrize("hours", [1, -1], ids=["fast", "slow"])
