@@ -77,6 +77,10 @@ class StoreUnavailable(ClustercronError):
         advice = "the job did not run on this node; --on-store-down=run would run it on every node"
         return StoreUnavailable(self.message, self.hint or advice)
 
+    def going_on(self) -> StoreUnavailable:
+        """Answer the same with the hint that the job is run all the same."""
+        return StoreUnavailable(self.message, "runs it all the same, without a claim: --on-store-down=run")
+
 
 class StoreRefused(ClustercronError):
     """Redis answered, and trying again cannot help: password, permission, TLS, layout, not a Redis."""

@@ -85,7 +85,7 @@ def run(arguments: RunArguments, environ: Mapping[str, str], clock: Clock) -> in
         except StoreUnavailable as exc:
             if settings.on_store_down != "run":
                 raise exc.with_advice() from None
-            voice.complain(exc)
+            voice.complain(exc.going_on())
             answer = None
         if isinstance(answer, Lost):
             _tell_loss(answer, claimed, voice)

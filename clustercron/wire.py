@@ -168,16 +168,18 @@ def _not_redis(begin: bytes) -> WireError:
 def reply_trouble(text: str) -> WireError:
     """Judge an error reply: whether it passes, and what to look at.
 
-    Older servers wrap the error of a command inside a script in a text of their own. A command that a server does not
-    know comes back with its arguments: those of AUTH are not for anybody's eyes.
+    Of the error of a command inside a script only that is kept: older servers put a text of their own before it, newer
+    ones behind it. A command that a server does not know comes back with its arguments: those of AUTH are not for
+    anybody's eyes.
     """
-    text = text.partition(", with args")[0]
+    text = text.partition(", with args")[0].partition(" script: ")[0]
+    if text.startswith("ERR Error running script"):
+        text = text.rpartition("@user_script:")[2].partition(": ")[2].removeprefix("-")
     code = text.split(" ", 1)[0]
     if len(text) > _MAX_SHOWN:
         text = text[:_MAX_SHOWN] + "..."
-    for word in _PASSING:
-        if code == word or f"-{word} " in text:
-            return WireError(text, True)
+    if code in _PASSING:
+        return WireError(text, True)
     if code == "ERR" and "max number of clients" in text:
         return WireError("max number of clients reached", True)
     if code == "NOAUTH" or "unauthenticated" in text:  # the second for a request as long as ours
@@ -190,7 +192,7 @@ def reply_trouble(text: str) -> WireError:
         return WireError(f"permission missing: {text}", False, "give the user the commands and keys of clustercron(7)")
     if code in ("MOVED", "ASK", "CROSSSLOT"):
         return WireError("this is a node of a Redis Cluster", False, "this version speaks to one Redis server")
-    if "WRONGTYPE" in text:
+    if code == "WRONGTYPE":
         return WireError("a key of this job holds something else", False, "set CLUSTERCRON_PREFIX to a free name")
     return WireError(text, False)
 
