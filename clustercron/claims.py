@@ -403,6 +403,7 @@ class Claims:
                 deadline = time.monotonic() + min(left_s, max(_SHORTEST_TRY_S, self._budget_s / 4))
                 if self._connection is None:
                     self._connection = Connection(self._store.address, deadline)
+                    left_s = self._deadline - time.monotonic()
                 self._sent_ms = self.clock.node_now_ms()
                 ahead_ms = self._max_skew_ms if self._offset_ms is None else self._offset_ms
                 argv = arguments(self._sent_ms, self._sent_ms + ahead_ms + max(0, int(left_s * 1000)))

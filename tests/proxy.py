@@ -128,7 +128,7 @@ class Proxy(Peer):
     """Forwards to a server's Unix socket.
 
     A kind is a script's name (`claim`, `start`, `renew`, `finish`, `known`) or a command in lower case (`auth`). `trips`
-    lists the kinds of each batch, in the order in which the batches came.
+    lists the kinds of each batch, in the order in which the batches came, and `sent` their bytes.
     """
 
     def __init__(self, upstream: Path, path: Path | None = None, tls: ssl.SSLContext | None = None) -> None:
@@ -139,6 +139,7 @@ class Proxy(Peer):
         self._holds: list[Hold] = []
         self._scripts = {schema.script(name).encode(): name for name in schema.SCRIPTS}
         self.trips: list[tuple[str, ...]] = []
+        self.sent: list[bytes] = []
         super().__init__(self._forward, path)
 
     @property
@@ -173,6 +174,7 @@ class Proxy(Peer):
             upstream.connect(str(self._upstream))
             while (batch := _read_batch(conn)) is not None:
                 data, commands = batch
+                self.sent.append(data)
                 fault = self._note(tuple(map(self._kind, commands)))
                 if fault is not None and fault.part == "request":
                     return _fail(conn, fault.how)

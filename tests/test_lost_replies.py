@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import socket
 import time
 from typing import TYPE_CHECKING
 
@@ -179,6 +180,21 @@ def test_a_start_whose_sender_is_gone_is_refused_by_its_deadline(own_nodes: Node
         wait_for(lambda: time.monotonic() - killed > 1.5, "budget and skew are over")
     assert _quiet(nodes.fire("node-2")) == (0, "", "")
     assert nodes.runs == ["node-2"]
+
+
+def test_a_claim_that_arrives_long_after_its_run_began_leaves_the_lease_as_it_is(nodes: Nodes) -> None:
+    fifo = nodes.fleet.folder / "fifo"
+    os.mkfifo(fifo)
+    fire = nodes.fire("node-1", job=["/bin/sh", "-c", f"echo started > {fifo}; read line < {fifo}"])
+    assert fifo.read_text() == "started\n"
+    before = nodes.record()
+    with socket.socket(socket.AF_UNIX) as sock:
+        sock.connect(str(nodes.server.socket))
+        sock.sendall(nodes.proxy("node-1").sent[0])
+        assert b"won" in sock.recv(1 << 16)
+    assert nodes.record() == before
+    fifo.write_text("go on\n")
+    assert _quiet(fire) == (0, "", "")
 
 
 def test_a_winner_killed_before_its_start_is_replaced_by_a_node_that_saw_the_claim(nodes: Nodes) -> None:

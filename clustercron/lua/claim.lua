@@ -18,6 +18,9 @@ if layout and tonumber(layout) > LAYOUT then return {'layout', clock, layout} en
 if now > tonumber(deadline) then return {'stale', clock} end
 if math.abs(tonumber(node_now) - now) > tonumber(max_skew) then return {'skew', clock} end
 
+-- Each key is read before the first write: one of another type, found too late, would leave a claim without a record.
+redis.call('LLEN', recent)
+
 -- Who was here: each node keeps one entry, and a short number for the lists of who tried.
 local seen = redis.call('HGET', nodes, node)
 local number = seen and get(seen, 'i')
@@ -59,7 +62,9 @@ local attempt, tried = '1', nil
 if record then
   local state = get(record, 's')
   if get(record, 'o') == owner and (state == 'claimed' or state == 'running') then
-    redis.call('HSET', runs, tick, put(record, 'l', whole(now + tonumber(lease))))
+    -- A request that was long on its way must not shorten the lease of a run that its owner has begun meanwhile.
+    local lease_until = math.max(now + tonumber(lease), tonumber(get(record, 'l') or 0))
+    redis.call('HSET', runs, tick, put(record, 'l', whole(lease_until)))
     return {'won', clock, get(record, 'k'), get(record, 'a'), ''}
   end
   local lapsed = state == 'claimed' and (now > tonumber(get(record, 'l') or 0) or get(record, 'k') == watched)
