@@ -67,11 +67,12 @@ def cli() -> None:
 def main(argv: Sequence[str]) -> int:
     """Answer the exit code of a command line, without the program's name."""
     unusable = EXIT_RUN_FAILED if argv[:1] == ["run"] else EXIT_UNUSABLE
+    if not argv:
+        # Each version of click has its own way to say this.
+        click.echo(cli.get_help(click.Context(cli, info_name="clustercron", max_content_width=100)), err=True)
+        return unusable
     try:
         answer = cli.main(args=list(argv), prog_name="clustercron", standalone_mode=False)
-    except click.exceptions.NoArgsIsHelpError as exc:
-        click.echo(exc.ctx.get_help(), err=True)
-        return unusable
     except click.ClickException as exc:
         context = getattr(exc, "ctx", None)
         print_error(_click_message(exc))

@@ -519,6 +519,13 @@ def test_an_output_that_takes_nothing_is_one_line(fleet: Fleet, target: str, rea
 # Help
 
 
+def test_without_a_command_there_is_help_and_exit_code_2(fleet: Fleet) -> None:
+    end = fleet.call()
+    assert (end.returncode, end.stdout) == (2, "")
+    assert end.stderr.startswith("Usage: clustercron [OPTIONS] COMMAND")
+    assert all(f"\n  {name} " in end.stderr for name in ("run", *VIEWS))
+
+
 @pytest.mark.parametrize("name", VIEWS)
 def test_the_help_ends_with_an_example_that_works(fleet: Fleet, client: redis.Redis, name: str) -> None:
     put_job(client, "billing", {str(EPOCH): "a=1 s=succeeded", "1789524000": "a=1 s=succeeded"})
