@@ -15,7 +15,8 @@ import time
 from clustercron import config, options, schema, spool, supervise
 from clustercron.claims import Claims, Ending, Lost, Tick, Won
 from clustercron.errors import ClustercronError, StoreRefused, StoreUnavailable
-from clustercron.wire import WireError
+from clustercron.lease import Renewal
+from clustercron.output import Output
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from clustercron.clock import Clock
     from clustercron.config import RunSettings, StoreSettings
     from clustercron.messages import Voice
-    from clustercron.supervise import End, Renewal
+    from clustercron.supervise import End
 
 TIMED_OUT = 124
 START_FAILED = 126
@@ -109,7 +110,7 @@ class Attempt:
                 raise
             if self._settings.on_store_down != "run":
                 raise exc.with_advice() from None
-            self._voice.complain(exc)
+            self._voice.complain(exc.going_on())
             self._won = None
             return None
         finally:
@@ -155,7 +156,7 @@ class Attempt:
     def _execute_once(self, job: supervise.Job) -> tuple[Ending, int, bool]:
         """Answer how it ended, the exit code, and whether a retry may follow."""
         settings = self._settings
-        output = supervise.Output(settings.output, settings.keep_output_bytes)
+        output = Output(settings.output, settings.keep_output_bytes)
         self._begin_renewal()
         try:
             end = supervise.watch(
@@ -235,9 +236,7 @@ class Attempt:
         # Whoever is to end before the lease does needs the time that stopping takes.
         kills = self._settings.on_lease_lost == "kill"
         margin_ms = min(self._settings.kill_after_ms + 1_000, lease_ms // 2) if kills else 0
-        self._renewal = supervise.Renewal(
-            renew, (WireError, OSError), lease_ms, margin_ms, self._held_since_ms, self._clock.boot_ms, self._signals
-        )
+        self._renewal = Renewal(renew, lease_ms, margin_ms, self._held_since_ms, self._clock.boot_ms, self._signals)
 
     def _heed_renewal(self) -> bool:
         """Say what the renewal has to say; answers whether the job is to be stopped."""
@@ -364,7 +363,7 @@ class Attempt:
         environ = {**job_environ, "CLUSTERCRON_OUTCOME": outcome, "CLUSTERCRON_EXIT_CODE": str(exit_code)}
         job = supervise.Job("/bin/sh", ("sh", "-c", hook), environ)
         try:
-            end = supervise.watch(job, supervise.Output("pass", 0), self._signals, _HOOK_MS, 1_000, lambda: False)
+            end = supervise.watch(job, Output("pass", 0), self._signals, _HOOK_MS, 1_000, lambda: False)
             reason = f"exit code {end.exit_code}" if end.signal is None else f"signal {end.signal}"
             if end.cause is not None:
                 reason = f"stopped after {_HOOK_MS // 1000} s"

@@ -1,8 +1,7 @@
 """Processes and signals: start the command in a process group of its own and watch it to its end.
 
 One loop waits on one pipe for signals, on the job's pipes where its output is handled, and on the clock; nothing in it
-blocks, so that a timeout and a TERM are heeded whatever the job, Redis or the reader of the output does. Renewals run in
-a thread with a connection of their own.
+blocks, so that a timeout and a TERM are heeded whatever the job, Redis or the reader of the output does.
 """
 
 from __future__ import annotations
@@ -11,7 +10,6 @@ import errno
 import os
 import select
 import signal
-import sys
 import time
 
 TYPE_CHECKING = False
@@ -19,6 +17,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from types import FrameType
     from typing import TypeVar
+
+    from clustercron.output import Output
 
     T = TypeVar("T")
 
@@ -28,7 +28,6 @@ NEWS = 0  # what the renewal writes among the signal numbers
 _GROUP_LOOK_S = 0.02
 _DYING_S = 1.0
 _LONGEST_WAIT_S = 86_400.0  # poll() takes no more than 24 days
-_CHUNK = 1 << 16
 _FOR_TERMINAL = (signal.SIGTTIN, signal.SIGTTOU)
 
 
@@ -128,199 +127,6 @@ def die_of(number: int) -> int:
     signal.signal(number, signal.SIG_DFL)
     os.kill(os.getpid(), number)
     return 128 + number
-
-
-class Output:
-    """What becomes of the job's stdout and stderr where they are pipes of ours.
-
-    A piece is passed on or held back before the next one is read: a slow reader slows the job down as it would without
-    us, and nothing grows in memory.
-
-    Args:
-        mode: `pass`, `on-failure` or `discard`.
-        keep_bytes: how much of the end of both is kept.
-    """
-
-    __slots__ = ("_after", "_held", "_keep_bytes", "_left", "_mode", "_pipes", "_replays", "_rest", "_target", "kept")
-
-    def __init__(self, mode: str, keep_bytes: int) -> None:
-        self._mode = mode
-        self._keep_bytes = keep_bytes
-        self.kept = bytearray()
-        self._pipes: dict[int, int] = {}  # our end of a pipe to the descriptor it stands for
-        self._left: dict[int, int] | None = None  # when the job has ended: what of its own is still in each pipe
-        self._target = 1
-        self._rest = memoryview(b"")  # what the target has not taken yet
-        self._after: tuple[int, bytes] | None = None  # what comes when all that was held is printed
-        self._held: int | None = None  # a file of records: target, four bytes of size, data
-        self._replays = False
-
-    @property
-    def is_done(self) -> bool:
-        """Whether everything was read and found its place."""
-        return not (self._pipes or self._rest or self._after or self._held is not None)
-
-    def actions(self) -> tuple[list[tuple[int, ...]], list[int]]:
-        """Answer the file actions for the child, and the descriptors to close here once it exists."""
-        if self._mode == "pass" and not self._keep_bytes:
-            return [], []
-        if self._mode == "discard" and not self._keep_bytes:
-            null = os.open(os.devnull, os.O_WRONLY)
-            return [(os.POSIX_SPAWN_DUP2, null, 1), (os.POSIX_SPAWN_DUP2, null, 2)], [null]
-        if self._mode == "on-failure":
-            self._held = _unnamed_file()
-            self._mode = self._mode if self._held is not None else "pass"
-        actions: list[tuple[int, ...]] = []
-        ends = []
-        # Under cron both are one pipe. So they stay here, and what was written first is read first.
-        for targets in ((1, 2),) if _are_one(1, 2) else ((1,), (2,)):
-            read_fd, write_fd = os.pipe()
-            os.set_blocking(read_fd, False)
-            self._pipes[read_fd] = targets[0]
-            actions += [(os.POSIX_SPAWN_DUP2, write_fd, target) for target in targets]
-            ends.append(write_fd)
-        return actions, ends
-
-    def register(self, poll: select.poll) -> None:
-        """Say what to wait for."""
-        if self._rest:
-            poll.register(self._target, select.POLLOUT)
-        else:
-            for read_fd in self._pipes:
-                poll.register(read_fd, select.POLLIN)
-
-    def pump(self, ready_fd: int) -> None:
-        """Move one piece: to the target, or from a pipe."""
-        if self._rest:
-            if ready_fd == self._target:
-                self._write()
-        elif ready_fd in self._pipes:
-            self._read(ready_fd)
-        self._advance()
-
-    def end(self, failed: bool) -> None:
-        """Take only what is in the pipes now, since a grandchild may keep them open; print what was held if it failed."""
-        import fcntl
-        import termios
-
-        if self._mode == "on-failure" and not failed:
-            self._mode = "discard"
-            self._drop_held()
-        self._left = {}
-        for read_fd in list(self._pipes):
-            size = fcntl.ioctl(read_fd, termios.FIONREAD, bytes(4))
-            self._left[read_fd] = int.from_bytes(size, sys.byteorder)
-            if not self._left[read_fd]:
-                self._close(read_fd)
-        self._advance()
-
-    def abandon(self) -> None:
-        """Give up what nobody takes."""
-        self._rest, self._after = memoryview(b""), None
-        self._drop_held()
-        for read_fd in list(self._pipes):
-            self._close(read_fd)
-
-    def _advance(self) -> None:
-        """Have the next piece at hand, where there is one that waits for no pipe."""
-        if self._rest:
-            return
-        if self._held is not None and self._left is not None and not self._pipes:
-            self._replay()
-        if self._held is not None and self._replays:
-            head = os.read(self._held, 5)
-            if head:
-                self._target = head[0]
-                self._rest = memoryview(os.read(self._held, int.from_bytes(head[1:], "big")))
-                return
-            self._drop_held()
-        if self._after is not None:
-            (self._target, data), self._after = self._after, None
-            self._rest = memoryview(data)
-
-    def _read(self, read_fd: int) -> None:
-        target = self._pipes[read_fd]
-        size = _CHUNK if self._left is None else min(_CHUNK, self._left[read_fd])
-        try:
-            data = os.read(read_fd, size)
-        except BlockingIOError:
-            return
-        if self._left is not None:
-            self._left[read_fd] -= len(data)
-        if not data or (self._left is not None and not self._left[read_fd]):
-            self._close(read_fd)
-        if self._keep_bytes:
-            self.kept += data
-            del self.kept[: -self._keep_bytes]
-        if not data or self._mode == "discard" or self._hold(target, data):
-            return
-        self._after = target, data
-
-    def _hold(self, target: int, data: bytes) -> bool:
-        """Hold a piece back. Where there is no room all is printed, now and from now on: nothing is lost."""
-        if self._held is None:
-            return False
-        size = os.lseek(self._held, 0, os.SEEK_CUR)
-        view = memoryview(bytes([target]) + len(data).to_bytes(4, "big") + data)
-        try:
-            while view:
-                view = view[os.write(self._held, view) :]
-        except OSError:
-            os.ftruncate(self._held, size)
-            self._mode = "pass"
-            self._replay()
-            return False
-        return True
-
-    def _replay(self) -> None:
-        if self._held is not None and not self._replays:
-            os.lseek(self._held, 0, os.SEEK_SET)
-            self._replays = True
-
-    def _drop_held(self) -> None:
-        if self._held is not None:
-            os.close(self._held)
-        self._held, self._replays = None, False
-
-    def _write(self) -> None:
-        try:
-            # A pipe that is ready takes as much as this without blocking.
-            self._rest = self._rest[os.write(self._target, self._rest[: select.PIPE_BUF]) :]
-        except BlockingIOError:
-            pass
-        except BrokenPipeError:
-            # Nobody reads any more: the job learns it as it would have without us.
-            if self._replays:
-                self.abandon()
-            self._rest = memoryview(b"")
-            for read_fd in [fd for fd, target in self._pipes.items() if target == self._target]:
-                self._close(read_fd)
-        except OSError:
-            self._rest = memoryview(b"")  # a full disk, a terminal that hung up: no reason to end the job
-
-    def _close(self, read_fd: int) -> None:
-        del self._pipes[read_fd]
-        os.close(read_fd)
-
-
-def _are_one(fd: int, other: int) -> bool:
-    try:
-        return os.path.sameopenfile(fd, other)
-    except OSError:
-        return False
-
-
-def _unnamed_file() -> int | None:
-    """Open a file without a name; None where there is no place for one."""
-    for folder in (os.environ.get("TMPDIR") or "/tmp", "/var/tmp"):  # noqa: S108 - the name is random, the file is new
-        path = os.path.join(folder, "clustercron-" + os.urandom(16).hex())
-        try:
-            fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
-        except OSError:
-            continue
-        os.unlink(path)
-        return fd
-    return None
 
 
 class Terminal:
@@ -613,83 +419,3 @@ class _Watch:
         except PermissionError:
             return True
         return True
-
-
-class Renewal:
-    """Keeps a lease alive from a thread, and says when it is lost.
-
-    `lost` is None while all is well, `taken` when another attempt has the tick, `expired` when no renewal was confirmed in
-    time. With a margin the lease counts as lost early enough to end the job before it runs out for others, and is then
-    renewed no more. A clock that goes on while the node sleeps decides.
-
-    Args:
-        renew: one try within a time in seconds; answers whether the lease is ours.
-        trouble: what `renew` raises when that is not known.
-        lease_ms: how long a renewal holds.
-        margin_ms: how long before its end an unconfirmed lease counts as lost; 0 only to say so and to go on trying.
-        held_since_ms: an instant before the request that began the lease, by `boot_ms`.
-    """
-
-    __slots__ = ("_boot_ms", "_lease_ms", "_margin_ms", "_renew", "_signals", "_stop", "_trouble", "_until_ms", "lost")
-
-    def __init__(
-        self,
-        renew: Callable[[float], bool],
-        trouble: tuple[type[Exception], ...],
-        lease_ms: int,
-        margin_ms: int,
-        held_since_ms: int,
-        boot_ms: Callable[[], int],
-        signals: Signals,
-    ) -> None:
-        import _thread
-
-        self._renew = renew
-        self._trouble = trouble
-        self._lease_ms = lease_ms
-        self._margin_ms = margin_ms
-        self._boot_ms = boot_ms
-        self._until_ms = held_since_ms + lease_ms
-        self._signals = signals
-        self.lost: str | None = None
-        self._stop = _thread.allocate_lock()
-        self._stop.acquire()
-        _thread.start_new_thread(self._run, ())
-
-    def stop(self) -> None:
-        """Renew no more. A renewal under way may still be answered; nobody waits for it."""
-        if self._stop.locked():
-            self._stop.release()
-
-    def _run(self) -> None:
-        period_ms = self._lease_ms / 3
-        pause_ms = period_ms
-        while not self._stop.acquire(timeout=max(0.0, pause_ms) / 1000):
-            before_ms = self._boot_ms()
-            left_ms = self._left_ms()
-            if self._margin_ms and left_ms <= 0:
-                self._say("expired")
-                return
-            try:
-                ours = self._renew(min(period_ms, max(left_ms, 500.0)) / 1000)
-            except self._trouble:
-                left_ms = self._left_ms()
-                if left_ms <= 0 and self.lost is None:
-                    self._say("expired")
-                pause_ms = min(period_ms / 4, 5_000.0)
-                if self.lost is None:
-                    pause_ms = min(pause_ms, max(left_ms, 50.0))
-                continue
-            if not ours:
-                self._say("taken")
-                return
-            self._until_ms = before_ms + self._lease_ms
-            self.lost = None
-            pause_ms = period_ms
-
-    def _left_ms(self) -> int:
-        return self._until_ms - self._margin_ms - self._boot_ms()
-
-    def _say(self, lost: str) -> None:
-        self.lost = lost
-        self._signals.tell_news()
