@@ -379,6 +379,44 @@ def status_screen(jobs: Sequence[JobStatus], now_ms: int, screen: Screen, *, det
     return _table(groups, screen) + _footnotes(notes, screen)
 
 
+def sentence(text: str, screen: Screen, style: str = "") -> str:
+    """Show a text, broken at blanks where it does not fit."""
+    printer = _Printer(screen)
+    printer.line(text, style)
+    return printer.text()
+
+
+def said(when: str, who: str, text: str, screen: Screen, *, who_style: str, style: str = "") -> str:
+    """Show that somebody said something; what does not fit goes on below itself."""
+    from rich.table import Table
+    from rich.text import Text
+
+    grid = Table.grid(padding=(0, _GAP, 0, 0))
+    for width in (len(when), _wide(who), None):
+        grid.add_column(width=width, overflow="fold")
+    shown = (_shown(escaped(part), screen) for part in (when, who, text))
+    grid.add_row(*(Text(part, part_style) for part, part_style in zip(shown, ("dim", who_style, style), strict=True)))
+    printer = _Printer(screen)
+    printer.print(grid)
+    return printer.text()
+
+
+def countdown(text: str, share: float, screen: Screen) -> str:
+    """Show how much of a wait is over, in one line that the next one overwrites; an empty text takes it away.
+
+    Empty where nobody looks.
+    """
+    if not screen.terminal or screen.width is None:
+        return ""
+    room = screen.width - 1
+    bar = max(0, min(40, room - len(text) - _GAP)) if text else 0
+    done = round(bar * share)
+    full, rest = ("━", "─") if screen.unicode else ("#", "-")
+    printer = _Printer(screen)
+    printer.join([(text, ""), (" " * _GAP if bar else "", ""), (full * done, "green"), (rest * (bar - done), "dim")])
+    return f"\r{' ' * room}\r{printer.text().rstrip()}"
+
+
 def age_text(instant: int, now: int) -> str:
     """Write how long ago an instant was, or how soon it will be, in its largest unit: `3 h ago`, `in 20 h`."""
     gap = abs(now - instant)
@@ -652,6 +690,12 @@ class _Printer:
         from rich.text import Text
 
         self._console.print(Text(_shown(escaped(text), self._screen), style))
+
+    def join(self, parts: Sequence[tuple[str, str]]) -> None:
+        """Print one line of texts with their styles."""
+        from rich.text import Text
+
+        self._console.print(Text.assemble(*parts), overflow="crop", no_wrap=True)
 
     def text(self) -> str:
         return "".join(f"{line.rstrip(' ')}\n" for line in self._file.getvalue().splitlines())
