@@ -275,13 +275,15 @@ class Store:
             job, oldest, recent = self._read_job(name, replies[index * each : (index + 1) * each])
             live = job.state.get("live", "").split(" ")[:RECENT_RUNS]
             jobs.append(job)
-            asked.append([f for f in dict.fromkeys([oldest, *recent, *live, job.state.get("newest", "")]) if f])
+            asked.append([f for f in dict.fromkeys([*recent, *live, job.state.get("newest", "")]) if f])
             oldest_fields.append(oldest)
         for index, fields in self._fields_without_list(jobs, oldest_fields):
             asked[index] += fields
-        jobs = self._read_runs(jobs, asked)
+        # The oldest record only dates the others: it is no run to show unless it is one of the last.
+        jobs = self._read_runs(jobs, [[*fields, old] for fields, old in zip(asked, oldest_fields, strict=True)])
         return _clock_ms(clock), [
-            replace(job, oldest=job.runs.get(field)) for job, field in zip(jobs, oldest_fields, strict=True)
+            replace(job, oldest=job.runs.get(old), runs={f: r for f, r in job.runs.items() if f != old or f in fields})
+            for job, old, fields in zip(jobs, oldest_fields, asked, strict=True)
         ]
 
     def _read_job(self, name: str, replies: Sequence[object]) -> tuple[JobRecords, str, list[str]]:
