@@ -495,7 +495,7 @@ def _next_utc(job: JobStatus, now: int) -> _Cell:
 
 
 def _missed_count(job: JobStatus) -> _Cell:
-    if job.missed.since is None and job.next_tick is None:
+    if job.missed.since is None:
         return _Cell("-")
     return _Cell(str(job.missed.total), "bold red" if job.missed.total else "dim")
 

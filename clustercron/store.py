@@ -239,7 +239,7 @@ class Store:
         prefix = self._settings.prefix
         listed, first = self._send([("SMEMBERS", schema.jobs_key(prefix)), self._scan_command(0)])
         found = set() if isinstance(listed, Exception) else set(listed)
-        begin, end = f"{prefix}:{{", "}:job"
+        begin, _, end = schema.JobKeys(prefix, "*").job.rpartition("*")
         for _ in range(_SCAN_CALLS):
             cursor, keys = first
             found.update(key[len(begin) : -len(end)] for key in keys if key.startswith(begin) and key.endswith(end))
@@ -251,7 +251,7 @@ class Store:
 
     def _scan_command(self, cursor: int) -> Command:
         literal = "".join(f"\\{c}" if c in "*?[]\\^-" else c for c in self._settings.prefix)
-        return ("SCAN", cursor, "MATCH", f"{literal}:{{*}}:job", "COUNT", _SCAN_COUNT)
+        return ("SCAN", cursor, "MATCH", schema.JobKeys(literal, "*").job, "COUNT", _SCAN_COUNT)
 
     def _read_jobs(self, names: Sequence[str]) -> tuple[int, list[JobRecords]]:
         commands: list[Command] = [("TIME",)]
