@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import select
 import signal
 import sys
 
@@ -32,8 +31,8 @@ def main(argv: list[str]) -> int:
     user, at, place = url.netloc.rpartition("@")
     headers = {"Authorization": "Basic " + _encoded(urllib.parse.unquote(user))} if at else {}
     target = url._replace(netloc=place, path=path, fragment="").geturl()
-    _await_turn()
     signal.signal(signal.SIGALRM, _give_up)
+    _await_turn()
     for _ in range(TRIES):
         signal.alarm(TRY_S)
         reason = _send(target, body.encode(), headers)
@@ -45,11 +44,10 @@ def main(argv: list[str]) -> int:
 
 
 def _await_turn() -> None:
-    poll = select.poll()
-    poll.register(0, select.POLLIN)
-    if poll.poll(TRY_S * TRIES * 1000):
-        with contextlib.suppress(OSError):  # our end is the one for writing when we are the first
-            os.read(0, 1)
+    signal.alarm(TRY_S * TRIES)
+    # The end of stdin is the end of the request before; the first of two has the end for writing, which cannot be read.
+    with contextlib.suppress(OSError):
+        os.read(0, 1)
 
 
 def _send(target: str, body: bytes, headers: dict[str, str]) -> str | None:
