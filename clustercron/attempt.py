@@ -148,7 +148,7 @@ class Attempt:
         if self._renewal is not None:
             self._renewal.stop()
         self._record(ending)
-        if ending.outcome != "succeeded":
+        if exit_code or ending.outcome not in ("succeeded", "unclaimed"):
             self._run_failure_hook(job_environ, ending.outcome, exit_code)
         self._ping("" if exit_code == 0 else "fail", f"{ending.outcome}, exit code {exit_code}")
         return exit_code

@@ -43,7 +43,7 @@ class Tick:
         text: the same as UTC text.
         kind: `fire` or `tick` (backfill).
         max_age_ms: how old the tick may be by Redis's clock; 0 for any age.
-        ttl_ms: how long the claim key is kept.
+        ttl_ms: how long claim, records and output are kept.
         node: this node's name.
         about: what this node says of itself, as a record.
         definition: `schedule|zone`.
@@ -234,7 +234,7 @@ class Claims:
 
         def arguments(sent_ms: int, deadline_ms: int) -> list[str]:
             clocks = [sent_ms, deadline_ms, self._max_skew_ms, tick.max_age_ms]
-            lives = [lease_ms, tick.ttl_ms, self._store.retention_ms]
+            lives = [lease_ms, tick.ttl_ms]
             numbers = [str(number) for number in (tick.instant, *clocks, *lives)]
             said = [tick.node, tick.about, tick.definition, tick.rules, tick.fire, unstarted.ripe_token, tick.kind]
             return [self.owner, *numbers, *said]
@@ -327,7 +327,7 @@ class Claims:
         def arguments(*_: int) -> list[str | bytes]:
             age_ms = max(0, self.clock.node_now_ms() - ending.ended_at_ms)
             fixed = [self.owner, str(tick.instant), won.token if won else "", ending.outcome, ending.facts]
-            fixed += [str(age_ms), str(tick.ttl_ms), str(self._store.retention_ms), restore]
+            fixed += [str(age_ms), str(tick.ttl_ms), restore]
             return [*fixed, ending.output, str(next_lease_ms) if next_lease_ms is not None else ""]
 
         what = f"cannot record the end of {tick.text}"

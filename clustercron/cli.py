@@ -528,18 +528,18 @@ def _find_missed(jobs: Sequence[Job], store: Store, look: _Look) -> dict[str, Mi
         if window is not None:
             windows[job.name] = window
     spans = {name: (window.begin, window.end) for name, window in windows.items()}
-    counts = store.count_taken(spans)
+    taken = store.read_taken(spans)
     by_name = {job.name: job for job in jobs}
-    doubtful = {name for name in windows if not report.is_complete(by_name[name], windows[name], counts[name])}
-    deep = [name for name in doubtful if report.asks_records(by_name[name], windows[name])]
-    taken = store.read_taken({name: spans[name] for name in doubtful}, deep)
+    doubtful = {n: s for n, s in spans.items() if not report.is_complete(by_name[n], windows[n], len(taken[n]))}
+    deep = {name: span for name, span in doubtful.items() if report.asks_records(by_name[name], windows[name])}
+    recorded = store.read_recorded(deep)
     answer = {}
     for job in jobs:
         window = windows.get(job.name)
         if window is None:
             answer[job.name] = report.Missed()
         elif job.name in doubtful:
-            answer[job.name] = report.find_missed(job, window, taken[job.name])
+            answer[job.name] = report.find_missed(job, window, taken[job.name] | recorded.get(job.name, frozenset()))
         else:
             answer[job.name] = report.Missed(since=window.begin)
     return answer

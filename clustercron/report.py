@@ -363,21 +363,25 @@ def missed_window(job: Job, late_ms: int, grace_s: int | None) -> Window | None:
 
     Args:
         job: what was read of it.
-        late_ms: how much longer than its grace a tick can be claimed: splay, max skew and store timeout.
-        grace_s: the grace, None for that of the schedule.
+        late_ms: how much longer than its grace a tick can be claimed, where the job's state does not say how long in
+            all: splay, max skew and store timeout.
+        grace_s: the grace then, None for that of the schedule.
     """
     definition = job.definition
     known_ms = _whole(job.records.state.get("known", ""))
     if definition is None or definition.schedule is None or known_ms is None or known_ms >= _MOST_TICK * 1000:
         return None
     grace = tick.default_grace(definition.schedule) if grace_s is None else grace_s
+    max_age_ms = _whole(job.records.state.get("max_age", ""))
+    if max_age_ms is None:
+        max_age_ms = late_ms + grace * 1000
     begin = known_ms // 1000
     floor, deep = _records_begin(job.records)
     if floor is not None and floor > begin:
         begin = floor
     else:
         deep = deep and floor is not None
-    end = (job.now_ms - late_ms) // 1000 - grace
+    end = (job.now_ms - max_age_ms) // 1000
     expected = sum(count_ticks(d.schedule, d.zone, b, e) for d, b, e in _segments(job.definitions, begin, end))
     return Window(begin, end, expected, deep)
 

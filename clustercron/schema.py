@@ -3,8 +3,9 @@
 All keys of one job carry its name in braces, so that Redis Cluster keeps them in one slot:
 
     clustercron:{billing}:claim:2026-09-17T02:00:00Z   owner of the tick; SET NX with expiry
-    clustercron:{billing}:job      hash, no expiry: layout, token, newest, known, definitions, rules, differed, live, nodes
-    clustercron:{billing}:ticks    sorted set, no expiry: the last 1,024 ticks that were taken
+    clustercron:{billing}:job      hash, no expiry: layout, token, newest, known, definitions, max_age, rules,
+                                   differed, live, nodes
+    clustercron:{billing}:ticks    list, sorted, no expiry: the last 1,024 ticks that were taken
     clustercron:{billing}:runs     hash: tick, or tick.attempt for an attempt with a successor, to its record
     clustercron:{billing}:recent   list: the fields of `runs`, oldest claim first, by which old records are deleted
     clustercron:{billing}:nodes    hash: node's name to what was last seen of it

@@ -23,7 +23,7 @@ from clustercron.errors import StoreRefused, StoreUnavailable
 from clustercron.wire import reply_trouble
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from typing import Self
 
     from clustercron.config import StoreAddress, StoreSettings
@@ -143,16 +143,15 @@ class Store:
         """Answer the field of the last success of each job that has one older than its last runs."""
         return self._within_budget(lambda: self._find_success(jobs))
 
-    def count_taken(self, windows: Mapping[str, tuple[int, int]]) -> dict[str, int]:
-        """Answer how many ticks of a job's list of taken ticks lie in its window: from, and before, epoch seconds."""
-        return self._within_budget(lambda: self._count_taken(windows))
+    def read_taken(self, windows: Mapping[str, tuple[int, int]]) -> dict[str, frozenset[int]]:
+        """Answer which ticks of a job's window (from, and before, epoch seconds) are in its list of taken ticks."""
+        commands = [("LRANGE", schema.JobKeys(self._settings.prefix, name).ticks, 0, -1) for name in windows]
+        return self._within_budget(lambda: self._read_ticks(windows, commands))
 
-    def read_taken(self, windows: Mapping[str, tuple[int, int]], deep: Iterable[str]) -> dict[str, frozenset[int]]:
-        """Answer which ticks of a job's window (from, and before, epoch seconds) are taken.
-
-        For the jobs in `deep` the fields of their records are asked too: they may reach further back than the list.
-        """
-        return self._within_budget(lambda: self._read_taken(windows, frozenset(deep)))
+    def read_recorded(self, windows: Mapping[str, tuple[int, int]]) -> dict[str, frozenset[int]]:
+        """Answer which ticks of a job's window have records: they may reach further back than the list."""
+        commands = [("HKEYS", schema.JobKeys(self._settings.prefix, name).runs) for name in windows]
+        return self._within_budget(lambda: self._read_ticks(windows, commands))
 
     def _within_budget(self, work: Callable[[], T]) -> T:
         """Do the work beside and wait no longer than the budget: neither a resolver nor a dripping peer can be bounded."""
@@ -261,8 +260,8 @@ class Store:
                 ("HGETALL", keys.job),
                 ("HGETALL", keys.nodes),
                 ("HLEN", keys.runs),
-                ("ZCARD", keys.ticks),
-                ("ZRANGE", keys.ticks, 0, 0),
+                ("LLEN", keys.ticks),
+                ("LRANGE", keys.ticks, 0, 0),
                 ("LRANGE", keys.recent, 0, 0),
                 ("LRANGE", keys.recent, -RECENT_RUNS, -1),
             ]
@@ -364,30 +363,15 @@ class Store:
             skip, count = skip + count, 2 * count
         return found
 
-    def _count_taken(self, windows: Mapping[str, tuple[int, int]]) -> dict[str, int]:
-        commands: list[Command] = [
-            ("ZCOUNT", schema.JobKeys(self._settings.prefix, name).ticks, begin, f"({end}")
-            for name, (begin, end) in windows.items()
-        ]
-        replies = self._send(commands)
-        return {n: 0 if isinstance(r, Exception) else int(r) for n, r in zip(windows, replies, strict=True)}
-
-    def _read_taken(self, windows: Mapping[str, tuple[int, int]], deep: frozenset[str]) -> dict[str, frozenset[int]]:
-        commands: list[Command] = []
-        asked: list[str] = []
-        for name, (begin, end) in windows.items():
-            keys = schema.JobKeys(self._settings.prefix, name)
-            commands.append(("ZRANGEBYSCORE", keys.ticks, begin, f"({end}"))
-            asked.append(name)
-            if name in deep:
-                commands.append(("HKEYS", keys.runs))
-                asked.append(name)
-        taken: dict[str, set[int]] = {name: set() for name in windows}
-        for name, reply in zip(asked, self._send(commands), strict=True):
-            if not isinstance(reply, Exception):
-                ticks = (_tick_number(text) for text in reply)
-                taken[name].update(tick for tick in ticks if tick is not None)
-        return {name: frozenset(ticks) for name, ticks in taken.items()}
+    def _read_ticks(
+        self, windows: Mapping[str, tuple[int, int]], commands: Sequence[Command]
+    ) -> dict[str, frozenset[int]]:
+        found: dict[str, frozenset[int]] = {}
+        for (name, (begin, end)), reply in zip(windows.items(), self._send(commands), strict=True):
+            texts = () if isinstance(reply, Exception) else reply
+            ticks = (_tick_number(text) for text in texts)
+            found[name] = frozenset(tick for tick in ticks if tick is not None and begin <= tick < end)
+        return found
 
 
 def _connect(address: StoreAddress, timeout_s: float) -> redis.Redis:

@@ -27,13 +27,12 @@ DAY_MS = 86_400_000
 class Cast:
     """Nodes that claim, each with an owner of its own."""
 
-    def __init__(self, server: Server, retention_ms: int = 30 * DAY_MS, budget_ms: int = 3_000) -> None:
-        self.store = StoreSettings(parse_url(server.url), "clustercron", retention_ms, False)
-        self.budget_ms = budget_ms
+    def __init__(self, server: Server) -> None:
+        self.store = StoreSettings(parse_url(server.url), "clustercron", 30 * DAY_MS, False)
         self.nodes: list[Claims] = []
 
     def node(self) -> Claims:
-        self.nodes.append(Claims(self.store, "billing", Clock(), self.budget_ms, 30_000))
+        self.nodes.append(Claims(self.store, "billing", Clock(), 3_000, 30_000))
         return self.nodes[-1]
 
     def __enter__(self) -> Self:
@@ -62,14 +61,19 @@ def client(server: Server) -> Iterator[redis.Redis]:
 
 
 def a_tick(
-    instant: int = T, node: str = "node-1", kind: str = "fire", definition: str = "0 12 * * *|UTC", max_age_ms: int = 0
+    instant: int = T,
+    node: str = "node-1",
+    kind: str = "fire",
+    definition: str = "0 12 * * *|UTC",
+    max_age_ms: int = 0,
+    ttl_ms: int = 30 * DAY_MS,
 ) -> Tick:
     return Tick(
         instant=instant,
         text=utc_text(instant),
         kind=kind,
         max_age_ms=max_age_ms,
-        ttl_ms=30 * DAY_MS,
+        ttl_ms=ttl_ms,
         node=node,
         about=schema.encode(z="2026f", v="0.1.0", d=definition),
         definition=definition,
@@ -230,14 +234,20 @@ def test_older_free_tick_can_be_claimed_while_the_list_knows_it_is_free(cast: Ca
     assert not won.below
 
 
+def test_list_of_taken_ticks_stays_sorted_whatever_the_order_of_claims(cast: Cast, client: redis.Redis) -> None:
+    for offset in (3, 1, 7, 5, 0, 9, 4):
+        cast.claim(cast.node(), a_tick(T + 60 * offset, kind="tick"))
+    assert client.lrange(KEYS.ticks, 0, -1) == [str(T + 60 * offset) for offset in (0, 1, 3, 4, 5, 7, 9)]
+
+
 def test_below_the_list_of_taken_ticks_the_claim_key_alone_decides(cast: Cast, client: redis.Redis) -> None:
     first = cast.node()
     won = cast.claim(first, a_tick(T))
     first.start(a_tick(T), won, 60_000)
-    client.zadd(KEYS.ticks, {str(T + 60 * n): T + 60 * n for n in range(1, 1_030)})
+    client.rpush(KEYS.ticks, *(str(T + 60 * n) for n in range(1, 1_030)))
     cast.claim(cast.node(), a_tick(T + 60 * 2_000))
-    assert client.zcard(KEYS.ticks) == 1_024
-    assert client.zscore(KEYS.ticks, str(T)) is None
+    assert client.llen(KEYS.ticks) == 1_024
+    assert client.lpos(KEYS.ticks, str(T)) is None
     assert isinstance(cast.node().claim(a_tick(T)), Lost)
     assert cast.claim(cast.node(), a_tick(T - 60)).below
 
@@ -302,15 +312,10 @@ def test_next_attempt_of_a_retry_is_the_same_when_asked_twice(cast: Cast, client
     assert record(client)["state"] == "running"
 
 
-def test_records_are_deleted_after_the_retention_but_the_newest_stays(server: Server) -> None:
-    with Cast(server, retention_ms=1) as cast, server.client() as client:
-        _fill_past_the_retention(cast, client)
-
-
-def _fill_past_the_retention(cast: Cast, client: redis.Redis) -> None:
+def test_records_are_deleted_after_the_retention_but_the_newest_stays(cast: Cast, client: redis.Redis) -> None:
     for number in range(12):
         claims = cast.node()
-        tick = a_tick(T + 60 * number)
+        tick = a_tick(T + 60 * number, ttl_ms=1)
         won = cast.claim(claims, tick)
         claims.start(tick, won, 1)
         claims.finish(tick, won, ended(), "")

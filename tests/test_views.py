@@ -569,7 +569,7 @@ def fill(client: redis.Redis, jobs: int, runs: int) -> list[str]:
         pipeline = client.pipeline(transaction=False)
         state = {"layout": 1, "newest": ticks[-1], "known": ticks[0] * 1000 + 900, "nodes": 5, "live": ""}
         pipeline.hset(keys.job, mapping={**state, "definitions": f"{ticks[0]}|0 * * * *|Europe/Amsterdam"})
-        pipeline.zadd(keys.ticks, {str(t): t for t in ticks})
+        pipeline.rpush(keys.ticks, *(str(t) for t in sorted(ticks)))
         pipeline.rpush(keys.recent, *ticks)
         about = "z=2026f v=0.1.0 d=0%20*%20*%20*%20*|Europe/Amsterdam"
         pipeline.hset(keys.nodes, mapping={f"node-{n}": f"i={n} t={last}000 k=3 {about}" for n in range(1, 6)})

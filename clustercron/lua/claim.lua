@@ -1,7 +1,7 @@
 -- Claim one tick for one owner.
 -- KEYS: job, ticks, runs, recent, nodes, claim (of this tick).
--- ARGV: owner, tick in seconds, node's clock, deadline, max skew, max age (0: none), lease, time to live of the claim
---       key, retention (all in ms), node's name, what the node says of itself, schedule|zone, fingerprint of the zone's
+-- ARGV: owner, tick in seconds, node's clock, deadline, max skew, max age (0: none), lease, how long claim and
+--       records are kept (all in ms), node's name, what the node says of itself, schedule|zone, fingerprint of the zone's
 --       offsets, what the record says of the fire, fencing token that was watched for a whole lease or '', kind of fire.
 -- Answers: status, Redis's clock, and with `won`: fencing token, attempt, `below` when only the claim key could tell;
 --       with `lost`: state, node, fencing token, ms of lease left, claimed at, started at. Further statuses: stale, skew,
@@ -9,14 +9,16 @@
 -- Atomic, since clocks, state and claim must be seen at one instant: whoever looks first and claims later claims what
 --       has been claimed in between.
 local job, ticks, runs, recent, nodes, claim = unpack(KEYS)
-local owner, tick, node_now, deadline, max_skew, max_age, lease, ttl, retention, node, about, definition, rules, fire,
-  watched, kind = unpack(ARGV)
+local owner, tick, node_now, deadline, max_skew, max_age, lease, ttl, node, about, definition, rules, fire, watched,
+  kind = unpack(ARGV)
 local clock = whole(now)
 
 local layout = redis.call('HGET', job, 'layout')
 if layout and tonumber(layout) > LAYOUT then return {'layout', clock, layout} end
 if now > tonumber(deadline) then return {'stale', clock} end
 if math.abs(tonumber(node_now) - now) > tonumber(max_skew) then return {'skew', clock} end
+local age = now - tonumber(tick) * 1000
+if age < 0 and kind == 'tick' then return {'early', clock} end
 
 -- Each key is read before the first write: one of another type, found too late, would leave a claim without a record.
 redis.call('LLEN', recent)
@@ -29,7 +31,7 @@ if not number then
   if redis.call('HLEN', nodes) >= 1000 then
     local all = redis.call('HGETALL', nodes)
     for i = 1, #all, 2 do
-      if now - tonumber(get(all[i + 1], 't') or 0) > tonumber(retention) then redis.call('HDEL', nodes, all[i]) end
+      if now - tonumber(get(all[i + 1], 't') or 0) > tonumber(ttl) then redis.call('HDEL', nodes, all[i]) end
     end
   end
 end
@@ -51,10 +53,11 @@ if last == '' or string.match(last, '^%d+|(.*)$') ~= definition then
   lines[#lines + 1] = tick .. '|' .. definition
   redis.call('HSET', job, 'definitions', table.concat(lines, '\n', math.max(1, #lines - 31)))
 end
+-- How long a tick can still be claimed by a fire: until then it is due, and not missed.
+if kind == 'fire' and redis.call('HGET', job, 'max_age') ~= max_age then redis.call('HSET', job, 'max_age', max_age) end
 if rules and last_rules ~= rules then redis.call('HSET', job, 'rules', rules) end
 
 -- A free tick can be early or late by Redis's clock; who has a taken one is told at once.
-local age = now - tonumber(tick) * 1000
 local untimely = age < 0 and 'early' or (tonumber(max_age) > 0 and age > tonumber(max_age) and 'too-late') or nil
 
 local record = redis.call('HGET', runs, tick)
@@ -109,5 +112,5 @@ if tried then record = put(record, 't', tried) end
 take(job, ticks, runs, recent, claim, tick, owner, ttl, record)
 set_live(job, tick, true)
 if kind == 'fire' and not redis.call('HGET', job, 'known') then redis.call('HSET', job, 'known', clock) end
-trim(job, runs, recent, tonumber(retention))
+trim(job, runs, recent, tonumber(ttl))
 return {'won', clock, token, attempt, below}

@@ -1,13 +1,13 @@
 -- Record the end of an attempt; by choice begin the tick's next one, for a retry by the same owner.
 -- KEYS: job, ticks, runs, recent, claim, output (of this attempt).
 -- ARGV: owner, tick in seconds, fencing token ('' for a run without a claim), outcome, what the record says of the end,
---       age of the end, time to live of the claim key, retention (ms), record to restore, kept output, lease of the next
+--       age of the end, how long claim and output are kept (ms), record to restore, kept output, lease of the next
 --       attempt (ms, '' for none).
 -- Answers: `ok`, and with a next attempt its fencing token and number; `fenced` with the state and the node of the
 --       attempt that has the tick: nothing was changed. Sent twice it answers the same twice.
 -- Atomic, since an attempt that was taken over must not overwrite its successor.
 local job, ticks, runs, recent, claim, output = unpack(KEYS)
-local owner, tick, token, outcome, ending, age, ttl, retention, restore, kept, lease = unpack(ARGV)
+local owner, tick, token, outcome, ending, age, ttl, restore, kept, lease = unpack(ARGV)
 local clock = whole(now)
 
 local record = redis.call('HGET', runs, tick)
@@ -44,7 +44,7 @@ if state == 'claimed' or state == 'running' or state == outcome then
   local ended = put(record, 's', outcome)
   if not get(record, 'e') then ended = put(ended, 'e', whole(now - tonumber(age))) .. ' ' .. ending end
   ended = drop(ended, 'olrg')
-  if kept ~= '' then redis.call('SET', output, kept, 'PX', retention) end
+  if kept ~= '' then redis.call('SET', output, kept, 'PX', ttl) end
   if lease ~= '' then
     archive(runs, recent, tick, ended)
     local attempt = whole(tonumber(get(record, 'a') or 1) + 1)
@@ -55,7 +55,8 @@ if state == 'claimed' or state == 'running' or state == outcome then
     return {'ok', clock, token, attempt}
   end
   redis.call('HSET', runs, tick, ended)
-  set_live(job, tick, false)
+  -- A tick that was given back is taken by nobody: it stays among those that are to be looked at.
+  if outcome ~= 'abandoned' then set_live(job, tick, false) end
   return {'ok', clock}
 end
 return {'fenced', clock, state or 'unknown', get(record, 'n') or ''}

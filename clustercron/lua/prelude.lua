@@ -35,17 +35,33 @@ end
 -- The claim key can be evicted or expire; the list of the last ticks and the newest tick have no expiry. Below a full
 -- list only the claim key can tell.
 local function trace(job, ticks, claim, tick)
-  if redis.call('EXISTS', claim) == 1 or redis.call('ZSCORE', ticks, tick) then return 'gone' end
+  if redis.call('EXISTS', claim) == 1 or redis.call('LPOS', ticks, tick) then return 'gone' end
   local newest = redis.call('HGET', job, 'newest')
   if newest == tick then return 'gone' end
-  if newest and tonumber(tick) < tonumber(newest) and redis.call('ZCARD', ticks) == 0 then return 'gone' end
+  if newest and tonumber(tick) < tonumber(newest) and redis.call('LLEN', ticks) == 0 then return 'gone' end
   return nil
 end
 
 -- Whether the list of the last ticks is full and begins after this tick.
 local function below_list(ticks, tick)
-  if redis.call('ZCARD', ticks) < KEPT_TICKS then return false end
-  return tonumber(tick) < tonumber(redis.call('ZRANGE', ticks, 0, 0)[1])
+  if redis.call('LLEN', ticks) < KEPT_TICKS then return false end
+  return tonumber(tick) < tonumber(redis.call('LINDEX', ticks, 0))
+end
+
+-- Put a tick into the list of the last ones, which is sorted: seven bytes a tick, where a sorted set takes a hundred.
+local function list_tick(ticks, tick)
+  local last = redis.call('LINDEX', ticks, -1)
+  if not last or tonumber(last) < tonumber(tick) then
+    redis.call('RPUSH', ticks, tick)
+  elseif not redis.call('LPOS', ticks, tick) then
+    for _, other in ipairs(redis.call('LRANGE', ticks, 0, -1)) do
+      if tonumber(other) > tonumber(tick) then
+        redis.call('LINSERT', ticks, 'BEFORE', other, tick)
+        break
+      end
+    end
+  end
+  redis.call('LTRIM', ticks, -KEPT_TICKS, -1)
 end
 
 -- Delete a few of the oldest records past the retention; the newest stays for ever.
@@ -67,8 +83,7 @@ end
 -- Write a tick's latest attempt, and everything that says that the tick is taken.
 local function take(job, ticks, runs, recent, claim, tick, owner, ttl, record)
   redis.call('SET', claim, owner, 'PX', ttl)
-  redis.call('ZADD', ticks, tick, tick)
-  redis.call('ZREMRANGEBYRANK', ticks, 0, -1 - KEPT_TICKS)
+  list_tick(ticks, tick)
   if redis.call('HEXISTS', runs, tick) == 0 then redis.call('RPUSH', recent, tick) end
   redis.call('HSET', runs, tick, record)
   local newest = redis.call('HGET', job, 'newest')
