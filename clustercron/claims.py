@@ -20,7 +20,7 @@ import time
 from clustercron import schema
 from clustercron.clock import pause
 from clustercron.errors import ClockSkew, StoreRefused, StoreUnavailable, TooLate, UsageError
-from clustercron.wire import Connection, ReplyError, WireError, reply_trouble
+from clustercron.wire import NO_ANSWER, Connection, ReplyError, WireError, reply_trouble
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -396,6 +396,7 @@ class Claims:
         """
         began = time.monotonic()
         tries = 0
+        trouble: WireError | None = None
         while True:
             left_s = self._deadline - time.monotonic()
             tries += 1
@@ -412,11 +413,15 @@ class Claims:
                 self.close()
                 if not exc.passing:
                     raise StoreRefused(f"{what}: {self._store.address}: {exc.reason}", exc.hint) from None
+                # The last try may have had no time to be answered; then what was said before tells more.
+                if trouble is None or exc.reason != NO_ANSWER:
+                    trouble = exc
                 left_s = self._deadline - time.monotonic()
                 pause_s = min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2 ** min(tries, 10)) * os.urandom(1)[0] / 255
                 if left_s <= pause_s:
                     spent = f"{tries} {'try' if tries == 1 else 'tries'} in {time.monotonic() - began:.0f} s"
-                    raise StoreUnavailable(f"{what}: {self._store.address}: {exc.reason} ({spent})", exc.hint) from None
+                    reason = f"{what}: {self._store.address}: {trouble.reason} ({spent})"
+                    raise StoreUnavailable(reason, trouble.hint) from None
                 pause(pause_s)
 
     def _call(

@@ -309,7 +309,7 @@ def read_run(argv: Sequence[str]) -> RunArguments | None:
         if word in ("-v", "-vv"):
             verbose += len(word) - 1
             continue
-        if not word.startswith("-") or word == "-":
+        if not word.startswith("-"):
             position -= 1
             break
         name, equals, text = word.partition("=")

@@ -42,6 +42,9 @@ _PASSING = (
 )
 
 
+NO_ANSWER = "no answer in time"
+
+
 class WireError(Exception):
     """An exchange that failed. `passing` says whether trying again can help; `hint` what to look at, or None."""
 
@@ -371,7 +374,7 @@ _TLS_PORT = "redis:// is for a port without TLS, rediss:// for one with it"
 
 def _io_trouble(exc: OSError, address: StoreAddress) -> WireError:
     if isinstance(exc, TimeoutError):
-        return WireError("no answer in time", True)
+        return WireError(NO_ANSWER, True)
     if type(exc).__module__ == "ssl":
         reason = _tls_reason(exc)
         return WireError(f"TLS: {reason}", "alert" not in reason, _TLS)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import quote
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from clustercron import config, options
@@ -413,6 +413,10 @@ pieces = st.lists(
 ).map("".join)
 
 
+@example(f"redis://host:{SECRET}")
+@example(f"redis://host/{SECRET}")
+@example(f"redis://host?{SECRET}=1")
+@example(f"unix:///run/redis.sock?db={SECRET}")
 @given(st.one_of(pieces, st.text().map("redis://".__add__)))
 def test_any_url_is_read_or_refused_without_being_repeated(url: str) -> None:
     said = ""

@@ -344,8 +344,8 @@ def _pings(client: object) -> bool:
 
 def _loading(start: Callable[..., Server], delay_us: int) -> Server:
     server = start("--rdbcompression", "no")
-    for number in range(200):
-        server.client().set(f"key-{number}", "x" * 100_000)
+    for number in range(60):
+        server.client().set(f"key-{number}", "x" * 500_000)
     server.client().save()
     server.stop()
     server.options = ("--key-load-delay", str(delay_us))
@@ -354,11 +354,11 @@ def _loading(start: Callable[..., Server], delay_us: int) -> Server:
 
 
 def test_a_server_that_loads_its_data(fleet: Fleet, start: Callable[..., Server]) -> None:
-    assert_trouble(fleet, _loading(start, 15_000).url, UNAVAILABLE, "LOADING")
+    assert_trouble(fleet, _loading(start, 40_000).url, UNAVAILABLE, "LOADING")
 
 
 def test_a_server_that_has_loaded_its_data_within_the_budget(fleet: Fleet, start: Callable[..., Server]) -> None:
-    server = _loading(start, 3_000)
+    server = _loading(start, 5_000)
     job, path = fleet.append_job()
     env = {"CLUSTERCRON_REDIS_URL": server.url}
     end = fleet.run("--job", "billing", "--schedule", "* * * * *", "--tick", TICK, "--", *job, env=env)
