@@ -173,13 +173,13 @@ class Proxy(Peer):
         with conn, socket.socket(socket.AF_UNIX) as upstream:
             upstream.connect(str(self._upstream))
             while (batch := _read_batch(conn)) is not None:
-                data, commands = batch
+                data, whole = batch
                 self.sent.append(data)
-                fault = self._note(tuple(map(self._kind, commands)))
+                fault = self._note(tuple(map(self._kind, whole)))
                 if fault is not None and fault.part == "request":
                     return _fail(conn, fault.how)
                 upstream.sendall(data)
-                replies = _read_replies(upstream, len(commands))
+                replies = _read_replies(upstream, len(whole))
                 if fault is None:
                     conn.sendall(replies)
                 elif fault.how == "drip":
@@ -227,16 +227,17 @@ def _fail(conn: socket.socket, how: How) -> None:
 def _read_batch(conn: socket.socket) -> tuple[bytes, list[list[bytes]]] | None:
     """Read whole commands until nothing of a further one has come; None at the end of the connection."""
     data = b""
-    while (commands := _commands(data)) is None:
+    while (whole := commands(data)) is None:
         more = conn.recv(1 << 16)
         if not more:
             return None
         data += more
-    return data, commands
+    return data, whole
 
 
-def _commands(data: bytes) -> list[list[bytes]] | None:
-    commands, position = [], 0
+def commands(data: bytes) -> list[list[bytes]] | None:
+    """Answer the commands that stand in some bytes, or None where the last is not whole."""
+    found, position = [], 0
     try:
         while position < len(data):
             end = data.index(b"\r\n", position)
@@ -247,10 +248,10 @@ def _commands(data: bytes) -> list[list[bytes]] | None:
                 size = int(data[position + 1 : end])
                 words.append(data[end + 2 : end + 2 + size])
                 position = end + 4 + size
-            commands.append(words)
+            found.append(words)
     except ValueError:
         return None
-    return commands if commands and position == len(data) else None
+    return found if found and position == len(data) else None
 
 
 def _read_replies(upstream: socket.socket, count: int) -> bytes:

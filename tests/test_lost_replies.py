@@ -14,8 +14,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from clustercron import schema
-from tests.proxy import Proxy
+from clustercron import schema, wire
+from clustercron.claims import Claims, Tick, Won
+from clustercron.clock import Clock
+from clustercron.config import StoreSettings, parse_url
+from tests.proxy import Proxy, commands, full_listener
 from tests.rig import Fire, Fleet, Server, lines, wait_for
 
 if TYPE_CHECKING:
@@ -47,6 +50,13 @@ class Nodes:
         env = {"CLUSTERCRON_REDIS_URL": self.proxy(node).url, "CLUSTERCRON_STATE_DIR": str(self.fleet.folder / node)}
         line = ["--job", "billing", "--schedule", "* * * * *", "--tick", TICK, *options, "--", *(job or self.job)]
         return self.fleet.start("run", *line, node=node, env=env)
+
+    def waiting_job(self) -> tuple[list[str], Callable[[], object]]:
+        """A job that notes its run and then waits, and what lets it go on."""
+        fifo = self.fleet.folder / "go-on"
+        os.mkfifo(fifo)
+        job = [*self.job[:2], f"{self.job[2]}; read line < {fifo}"]
+        return job, lambda: fifo.write_bytes(b"go on\n")
 
     @property
     def runs(self) -> list[str]:
@@ -168,6 +178,23 @@ def test_a_claim_whose_sender_is_gone_is_refused_by_its_deadline(
     assert nodes.proxy("node-2").trips[:2] == [("claim",), ("start",)]
 
 
+def test_the_time_of_connecting_is_taken_from_a_requests_deadline(
+    nodes: Nodes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = StoreSettings(parse_url("redis://two-addresses"), "clustercron", 86_400_000, False)
+    tick = Tick(int(EPOCH), TICK, "tick", 0, 86_400_000, "node-1", "", "* * * * *|UTC", "2026:0", "")
+    with full_listener() as dead:
+        places = [(socket.AF_INET, ("127.0.0.1", port)) for port in (dead, nodes.proxy("node-1").port)]
+        monkeypatch.setattr(wire, "_resolve", lambda *unused: places)
+        claims = Claims(store, "billing", Clock(), budget_ms=2_000, max_skew_ms=1_000)
+        gives_up_ms = Clock().node_now_ms() + 2_000
+        assert isinstance(claims.claim(tick), Won)
+        claims.close()
+    ((eval_, *_),) = map(commands, nodes.proxy("node-1").sent)
+    deadline_ms = int(eval_[3 + int(eval_[2]) + 3])
+    assert gives_up_ms - 200 <= deadline_ms - 1_000 <= gives_up_ms + 100
+
+
 def test_a_start_whose_sender_is_gone_is_refused_by_its_deadline(own_nodes: Nodes) -> None:
     nodes = own_nodes
     start = nodes.proxy("node-1").hold("start")
@@ -183,17 +210,16 @@ def test_a_start_whose_sender_is_gone_is_refused_by_its_deadline(own_nodes: Node
 
 
 def test_a_claim_that_arrives_long_after_its_run_began_leaves_the_lease_as_it_is(nodes: Nodes) -> None:
-    fifo = nodes.fleet.folder / "fifo"
-    os.mkfifo(fifo)
-    fire = nodes.fire("node-1", job=["/bin/sh", "-c", f"echo started > {fifo}; read line < {fifo}"])
-    assert fifo.read_text() == "started\n"
+    job, go_on = nodes.waiting_job()
+    fire = nodes.fire("node-1", job=job)
+    wait_for(lambda: nodes.runs, "it runs")
     before = nodes.record()
     with socket.socket(socket.AF_UNIX) as sock:
         sock.connect(str(nodes.server.socket))
         sock.sendall(nodes.proxy("node-1").sent[0])
         assert b"won" in sock.recv(1 << 16)
     assert nodes.record() == before
-    fifo.write_text("go on\n")
+    go_on()
     assert _quiet(fire) == (0, "", "")
 
 
@@ -220,10 +246,14 @@ def test_a_winner_that_sleeps_past_its_claim_stands_aside_for_who_took_it_over(n
     winner = nodes.fire("node-1", "--store-timeout", "4s")
     start.wait_until_reached()
     os.kill(winner.process.pid, signal.SIGSTOP)
-    assert _quiet(nodes.fire("node-2", "--store-timeout", "4s")) == (0, "", "")
+    job, go_on = nodes.waiting_job()
+    other = nodes.fire("node-2", "--store-timeout", "4s", job=job)
+    wait_for(lambda: nodes.runs, "the other node runs it")
     start.release()
     os.kill(winner.process.pid, signal.SIGCONT)
     assert _quiet(winner) == (0, "", "")
+    go_on()
+    assert _quiet(other) == (0, "", "")
     assert nodes.runs == ["node-2"]
 
 
@@ -285,17 +315,15 @@ def test_a_tick_that_could_not_be_given_back_is_given_back_by_the_nodes_next_fir
 
 
 def test_a_winner_needs_two_round_trips_before_its_command(nodes: Nodes) -> None:
-    # The job itself ends the conversation, so that nothing after it is counted.
-    fifo = nodes.fleet.folder / "fifo"
-    os.mkfifo(fifo)
-    fire = nodes.fire("node-1", job=["/bin/sh", "-c", f"echo started > {fifo}; read line < {fifo}"])
-    assert fifo.read_text() == "started\n"
+    job, go_on = nodes.waiting_job()
+    fire = nodes.fire("node-1", job=job)
+    wait_for(lambda: nodes.runs, "it runs")
     assert nodes.proxy("node-1").trips == [("claim",), ("start",)]
     assert nodes.proxy("node-1").connections == 1
 
     assert _quiet(nodes.fire("node-2")) == (0, "", "")
     assert nodes.proxy("node-2").trips == [("claim",)], "a loser that finds the tick running leaves at once"
-    fifo.write_text("go on\n")
+    go_on()
     assert _quiet(fire) == (0, "", "")
     assert nodes.proxy("node-1").trips[2:] == [("finish", "sadd")]
 
