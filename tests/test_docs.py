@@ -816,7 +816,7 @@ def tracked() -> list[Path]:
     return [
         file
         for file in TREE.rglob("*")
-        if file.is_file() and not any(part.startswith(".") or part == "__pycache__" for part in file.parts)
+        if file.is_file() and not any(part[0] == "." or part == "__pycache__" for part in file.relative_to(TREE).parts)
     ]
 
 
