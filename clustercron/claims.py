@@ -108,7 +108,7 @@ class Ending:
     """How an attempt ended, with all that a later delivery needs.
 
     Args:
-        outcome: a word of the contract.
+        outcome: how it ended, as `history` names it.
         facts: exit code and signal, as a record.
         ended_at_ms: by the node's clock.
         output: what is kept of the job's output.
