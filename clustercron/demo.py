@@ -23,7 +23,7 @@ from urllib.parse import quote
 
 from clustercron import config, render, tick
 from clustercron.clock import Clock
-from clustercron.errors import ClustercronError, StoreUnavailable
+from clustercron.errors import CannotWrite, ClustercronError, StoreUnavailable
 from clustercron.messages import fill_standard_descriptors, print_error
 from clustercron.supervise import Interrupted, Signals, die_of
 from clustercron.wire import Connection, WireError
@@ -132,9 +132,13 @@ def show(environ: Mapping[str, str]) -> int:
 
     Raises:
         StoreUnavailable: there is no server on this machine, or it does not start.
-        CannotWrite: stdout is full or broken.
+        CannotWrite: stdout is closed, full or broken.
         ClustercronError: no place for files, or for processes.
     """
+    try:
+        os.fstat(1)
+    except OSError as exc:
+        raise CannotWrite(f"cannot write the output: {(exc.strerror or str(exc)).lower()}") from None
     fill_standard_descriptors()
     screen = render.screen_of(environ)
     binary, described = find_server(environ)

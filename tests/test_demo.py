@@ -312,6 +312,14 @@ def test_a_server_on_the_path_will_do_and_is_named(demos: list[Demo], place: Pat
     demo.await_text(rf"server, thrown away at the end: \w+ server v=[\d.]+, {path}/valkey-server\n")
 
 
+def test_without_an_output_it_does_not_begin(demos: list[Demo], place: Path) -> None:
+    demo = Demo(place, ["/bin/sh", "-c", '"$@" >&-', "sh", *COMMAND, "demo"])
+    demos.append(demo)
+    assert demo.process.wait(20) == 3
+    assert demo.err.read_text() == "clustercron: cannot write the output: bad file descriptor\n"
+    assert demo.left() == []
+
+
 def test_a_long_name_of_the_place_for_temporary_files_is_no_trouble(demos: list[Demo], place: Path) -> None:
     far = place / ("far" * 30)
     far.mkdir()
