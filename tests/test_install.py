@@ -396,5 +396,7 @@ def test_root_installs_a_missing_python_and_says_so(
 @pytest.mark.soak
 def test_demo_is_installed_and_run(tmp_path: Path) -> None:
     said = install("--prefix", tmp_path / "prefix", "--demo").stdout
+    assert "thrown away at the end: Valkey server" in said
+    assert "\nOne tick, one run: " in said
     assert "clustercron run --job" in said
     install("--prefix", tmp_path / "prefix", "--uninstall")
