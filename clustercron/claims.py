@@ -414,7 +414,7 @@ class Claims:
                 if not exc.passing:
                     raise StoreRefused(f"{what}: {self._store.address}: {exc.reason}", exc.hint) from None
                 # The last try may have had no time to be answered; then what was said before tells more.
-                if trouble is None or exc.reason != NO_ANSWER:
+                if trouble is None or not exc.reason.endswith(NO_ANSWER):
                     trouble = exc
                 left_s = self._deadline - time.monotonic()
                 pause_s = min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2 ** min(tries, 10)) * os.urandom(1)[0] / 255

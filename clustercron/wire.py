@@ -343,7 +343,7 @@ def _secured(sock: _socket.socket, address: StoreAddress, deadline: float) -> _s
         reason = _tls_reason(exc)
         raise WireError(f"TLS: {reason}", False, _TLS_PORT if "wrong version" in reason else _TLS) from None
     except TimeoutError:
-        raise WireError("TLS: no answer to the handshake", True, _TLS_PORT) from None
+        raise WireError(f"TLS: {NO_ANSWER}", True, _TLS_PORT) from None
     finally:
         full.close()  # nothing is left in it where the handshake succeeded
 

@@ -178,6 +178,19 @@ def test_a_claim_whose_sender_is_gone_is_refused_by_its_deadline(
     assert nodes.proxy("node-2").trips[:2] == [("claim",), ("start",)]
 
 
+def test_a_claim_past_its_deadline_changes_nothing(nodes: Nodes) -> None:
+    nodes.proxy("node-1").lose("claim", "request", times=99)
+    assert nodes.fire("node-1", "--store-timeout", "0.2s").end().returncode == 75
+    ((*words,), *_) = commands(nodes.proxy("node-1").sent[-1]) or []
+    node_now, deadline = (3 + int(words[2]) + place for place in (2, 3))
+    now_ms = Clock().node_now_ms()
+    words[node_now], words[deadline] = b"%d" % now_ms, b"%d" % (now_ms - 100)
+    assert nodes.server.client().execute_command(*words)[0] == "stale"
+    assert nodes.server.client().keys() == []
+    words[deadline] = b"%d" % (now_ms + 10_000)
+    assert nodes.server.client().execute_command(*words)[0] == "won"
+
+
 def test_the_time_of_connecting_is_taken_from_a_requests_deadline(
     nodes: Nodes, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -177,7 +177,7 @@ def _read_and_reset(conn: socket.socket) -> None:
         (_speak_http, "redis", REFUSED, "this is no Redis: an answer begins with 'H'"),
         (_speak_http, "rediss", REFUSED, "TLS: wrong version number"),
         (stay_silent, "redis", UNAVAILABLE, "no answer in time"),
-        (stay_silent, "rediss", UNAVAILABLE, "TLS: no answer to the handshake"),
+        (stay_silent, "rediss", UNAVAILABLE, "TLS: no answer in time"),
         (_drip, "redis", UNAVAILABLE, "no answer in time"),
         (_read_and_reset, "redis", UNAVAILABLE, "connection reset by peer"),
         (_read_and_reset, "rediss", UNAVAILABLE, "TLS: it closed the connection in the handshake"),
@@ -355,6 +355,20 @@ def _loading(start: Callable[..., Server], delay_us: int) -> Server:
 
 def test_a_server_that_loads_its_data(fleet: Fleet, start: Callable[..., Server]) -> None:
     assert_trouble(fleet, _loading(start, 40_000).url, UNAVAILABLE, "LOADING")
+
+
+def test_what_was_said_counts_more_than_the_silence_after_it(fleet: Fleet) -> None:
+    answers = iter([b"-LOADING Redis is loading the dataset in memory\r\n"])
+
+    def serve(conn: socket.socket) -> None:
+        conn.recv(1 << 16)
+        conn.sendall(next(answers, b""))
+        stay_silent(conn)
+
+    with Peer(serve) as peer:
+        end = fleet.run(*LINE, "--", "/bin/true", env={"CLUSTERCRON_REDIS_URL": peer.url})
+    assert end.returncode == UNAVAILABLE
+    assert "LOADING Redis is loading the dataset in memory (2 tries in 1 s)" in end.stderr
 
 
 def test_a_server_that_has_loaded_its_data_within_the_budget(fleet: Fleet, start: Callable[..., Server]) -> None:
