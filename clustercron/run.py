@@ -190,7 +190,7 @@ def _tick_of_fire(line: _Line, settings: RunSettings, fired_at_ms: int, claims: 
         text = tick.utc_text(decision.tick)
         state = claims.known(_bare_tick(decision.tick))
         if state and state != "abandoned":
-            voice.decide(f"{text}: too late for it, and it is {state}: stands aside")
+            voice.decide(f"{text}: stands aside: too late for it, and it is taken: {state}")
             return None
         raise TooLate(
             f"too late for {text}: fired at {fired_at}, {_seconds(decision.late_ms)} after it; the grace is "
@@ -273,9 +273,11 @@ def _wait_splay(splay_ms: int, voice: Voice) -> None:
 
 
 def _tell_loss(lost: Lost, claimed: Tick, voice: Voice) -> None:
-    by = f" on node {lost.node}" if lost.node else ""
-    since = f" since {schema.utc_ms(lost.since_ms)}" if lost.since_ms is not None else ""
-    voice.decide(f"{claimed.text}: stands aside: it is {lost.state}{by}{since}")
+    by = f" on {lost.node}" if lost.node else ""
+    since = f", since {schema.utc_ms(lost.since_ms)}" if lost.since_ms is not None else ""
+    if lost.state not in ("claimed", "running"):
+        since = since.replace("since", "started at")
+    voice.decide(f"{claimed.text}: stands aside: {lost.state}{by}{since}")
     if claimed.kind == "tick" and os.isatty(2):
         # A person asked for this tick; silence would look like success.
         voice.complain(

@@ -209,7 +209,7 @@ def test_each_decision_of_a_node_is_a_line_of_the_log(fleet: Fleet) -> None:
     won, ended, aside = logged(path)
     assert re.fullmatch(rf"{TICK}: won attempt 1 with fencing token \d+", won)
     assert ended == f"{TICK}: failed, exit code 3"
-    assert aside.startswith(f"{TICK}: stands aside: it is failed on node node-1")
+    assert aside.startswith(f"{TICK}: stands aside: failed on node-1")
     assert len(lines(path)) == 3
 
 
