@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 TIMED_OUT = 124
 START_FAILED = 126
+STOPPED = 128 + 15
 _SHORT_BUDGET_S = 0.8
 _DELIVERY_MS = 2_000
 _HOOK_MS = 300_000
@@ -148,7 +149,7 @@ class Attempt:
         if self._renewal is not None:
             self._renewal.stop()
         self._record(ending)
-        if exit_code or ending.outcome not in ("succeeded", "unclaimed"):
+        if exit_code:
             self._run_failure_hook(job_environ, ending.outcome, exit_code)
         self._ping("" if exit_code == 0 else "fail", f"{ending.outcome}, exit code {exit_code}")
         return exit_code
@@ -180,7 +181,8 @@ class Attempt:
             self._voice.complain(ClustercronError(f"stopped the run of {self._claimed.text}: --timeout {limit:g}s"))
             return "timed-out", TIMED_OUT
         if end.cause == "lease":
-            return "lease-lost", exit_code
+            # One that ends well of our TERM has been cut off all the same.
+            return "lease-lost", exit_code or STOPPED
         if end.signal is not None:
             return "killed", exit_code
         return ("succeeded" if exit_code == 0 else "failed"), exit_code

@@ -316,6 +316,19 @@ def test_a_wrapper_that_slept_longer_than_its_lease_ends_the_job_with_kill(
     assert record(server)["s"] == "lease-lost"
 
 
+def test_a_job_that_ends_well_when_its_lease_is_lost_has_not_succeeded(fleet: Fleet, own_server: Server) -> None:
+    fleet.set_url(own_server.url)
+    script = f'trap "exit 0" TERM; echo > {fleet.folder}/up; while :; do sleep 0.02; done'
+    options = ["--lease", "1s", "--on-lease-lost", "kill", "--store-timeout", "2s", "--on-failure", "echo hook"]
+    fire = fleet.start(*RUN, "--tick", TICK, *options, "--", "/bin/sh", "-c", script)
+    wait_for(lambda: lines(fleet.folder / "up"), "it runs")
+    with own_server.stopped():
+        assert "stops the job" in _line(fire)
+    end = fire.end()
+    assert (end.returncode, end.stdout) == (143, "hook\n")
+    assert (record(own_server)["s"], record(own_server)["x"]) == ("lease-lost", "0")
+
+
 # --- the spool: hostile files, other stores, no room
 
 
