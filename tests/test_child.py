@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -395,21 +396,18 @@ def test_a_read_only_file_system_is_enough(fleet: Fleet, options: list[str]) -> 
 
 
 @pytest.mark.root
-def test_a_directory_that_cannot_be_read_is_enough(fleet: Fleet) -> None:
-    locked = fleet.folder / "locked"
-    locked.mkdir(mode=0o000)
-    for folder in [fleet.folder, *fleet.folder.parents][:4]:
-        folder.chmod(folder.stat().st_mode | 0o055)
-    socket = fleet.folder  # the server's own directory is opened below
-    assert socket.exists()
-    shell = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"]
-    probe = subprocess.run([*shell, *PYTHON, "import clustercron"], check=False, capture_output=True)
-    if probe.returncode:
+def test_a_directory_that_cannot_be_read_is_enough() -> None:
+    user = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"]
+    if subprocess.run([*user, *PYTHON, "import clustercron"], check=False, capture_output=True).returncode:
         pytest.skip("another user cannot read this installation")
-    with Server(fleet.folder / "open", "--unixsocketperm", "777") as server:
-        (fleet.folder / "open").chmod(0o755)
-        fleet.set_url(server.url)
-        end = start(fleet, [], "/bin/sh", "-c", "exit 3", command=[*shell, *COMMAND], cwd=locked).end()
+    # Not in pytest's directory, which is its user's alone.
+    with tempfile.TemporaryDirectory() as name, Server(Path(name) / "redis", "--unixsocketperm", "777") as server:
+        folder, locked = Path(name), Path(name) / "locked"
+        folder.chmod(0o755)
+        server.folder.chmod(0o755)
+        locked.mkdir(mode=0o000)
+        fleet = Fleet(server.url, folder)
+        end = start(fleet, [], "/bin/sh", "-c", "exit 3", command=[*user, *COMMAND], cwd=locked).end()
     assert (end.returncode, end.stderr) == (3, "")
 
 
