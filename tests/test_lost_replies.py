@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import random
 import signal
 import socket
 import time
@@ -18,6 +19,7 @@ from clustercron import schema, wire
 from clustercron.claims import Claims, Tick, Won
 from clustercron.clock import Clock
 from clustercron.config import StoreSettings, parse_url
+from clustercron.tick import utc_text
 from tests.proxy import Proxy, commands, full_listener
 from tests.rig import Fire, Fleet, Server, lines, wait_for
 
@@ -46,9 +48,9 @@ class Nodes:
             self.proxies[node] = self._stack.enter_context(Proxy(self.server.socket))
         return self.proxies[node]
 
-    def fire(self, node: str, *options: str, job: list[str] | None = None) -> Fire:
+    def fire(self, node: str, *options: str, job: list[str] | None = None, tick: str = TICK) -> Fire:
         env = {"CLUSTERCRON_REDIS_URL": self.proxy(node).url, "CLUSTERCRON_STATE_DIR": str(self.fleet.folder / node)}
-        line = ["--job", "billing", "--schedule", "* * * * *", "--tick", TICK, *options, "--", *(job or self.job)]
+        line = ["--job", "billing", "--schedule", "* * * * *", "--tick", tick, *options, "--", *(job or self.job)]
         return self.fleet.start("run", *line, node=node, env=env)
 
     def waiting_job(self) -> tuple[list[str], Callable[[], object]]:
@@ -342,3 +344,49 @@ def test_a_winner_needs_two_round_trips_before_its_command(nodes: Nodes) -> None
 
     assert _quiet(nodes.fire("node-3")) == (0, "", "")
     assert nodes.proxy("node-3").trips == [("claim",)], "a loser that finds the tick ended leaves at once"
+
+
+def _lose_at_random(proxy: Proxy, chance: random.Random) -> None:
+    """Lose a few things, so few that the budget lasts."""
+    for kind in ("claim", "start", "finish"):
+        if chance.random() < 0.4:
+            part: Part = chance.choice(("request", "reply"))
+            proxy.lose(kind, part, chance.choice(("reset", "fin")), chance.randint(1, 2), chance.randint(0, 1))
+    if chance.random() < 0.15:
+        proxy.lose(chance.choice(("claim", "start")), chance.choice(("request", "reply")), "silence")
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("seed", range(4))
+def test_whatever_is_lost_stopped_and_killed_a_tick_has_one_run(own_nodes: Nodes, seed: int) -> None:
+    nodes, chance = own_nodes, random.Random(seed)
+    names = [f"node-{node}" for node in range(4)]
+    for number in range(60):
+        instant = int(EPOCH) + 60 * number
+        tick = utc_text(instant)
+        for name in names:
+            nodes.proxy(name).heal()
+            _lose_at_random(nodes.proxy(name), chance)
+        with contextlib.ExitStack() as stack:
+            stopped = chance.random() < 0.25
+            if stopped:
+                stack.enter_context(nodes.server.stopped())
+            fires = [nodes.fire(name, "--store-timeout", "12s", tick=tick) for name in names]
+            if stopped:
+                wait_for(lambda: any(nodes.proxy(name).trips for name in names), "somebody asks")
+                time.sleep(chance.random())  # for some random time: there is nothing to wait for
+        killed = chance.choice(fires) if chance.random() < 0.4 else None
+        if killed is not None:
+            time.sleep(chance.random() * 0.3)
+            killed.kill()
+        for fire in fires:
+            if fire is not killed:
+                end = fire.end()
+                assert (end.returncode, end.stdout, end.stderr) == (0, "", ""), (seed, number)
+        if not any(line.startswith(tick) for line in lines(nodes.path)):
+            assert killed is not None, (seed, number)
+            assert nodes.record(str(instant))["state"] == "running", (seed, number)
+    runs = [line.split() for line in lines(nodes.path)]
+    assert len({tick for tick, _, _ in runs}) == len(runs)
+    assert len({token for _, _, token in runs}) == len(runs)

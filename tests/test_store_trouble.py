@@ -253,6 +253,20 @@ def test_a_wrong_password_is_refused_at_once(fleet: Fleet, start: Callable[..., 
     assert "wrong@" not in said
 
 
+def test_a_node_with_a_wrong_password_does_not_keep_the_tick_from_the_others(
+    fleet: Fleet, start: Callable[..., Server]
+) -> None:
+    # A server that is open to everybody carries out what comes behind a refused login.
+    server = start()
+    wrong = {"CLUSTERCRON_REDIS_URL": server.url.replace("//", "//nobody:wrong@")}
+    job, path = fleet.append_job()
+    line = ["--job", "billing", "--schedule", "* * * * *", "--tick", TICK, "--store-timeout", "4s", "--", *job]
+    assert fleet.run(*line, env=wrong).returncode == REFUSED
+    end = fleet.run(*line, env={"CLUSTERCRON_REDIS_URL": server.url}, node="node-2")
+    assert (end.returncode, end.stderr) == (0, "")
+    assert [run.split()[1] for run in lines(path)] == ["node-2"]
+
+
 def test_a_missing_password_is_refused_at_once(fleet: Fleet, start: Callable[..., Server]) -> None:
     said = assert_trouble(fleet, start("--requirepass", SECRET).url, REFUSED, "it asks for a password")
     assert "hint: look at CLUSTERCRON_REDIS_PASSWORD_FILE" in said
