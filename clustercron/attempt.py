@@ -53,6 +53,7 @@ class Attempt:
         "_store",
         "_voice",
         "_won",
+        "spooled",
     )
 
     def __init__(
@@ -78,6 +79,7 @@ class Attempt:
         self._pinging: int | None = None
         self._began_ms = 0
         self._held_since_ms = 0
+        self.spooled = False
 
     def __enter__(self) -> Self:
         return self
@@ -331,6 +333,7 @@ class Attempt:
             self._claims.close()
 
     def _spool(self, won: Won | None, ending: Ending, trouble: ClustercronError) -> None:
+        self.spooled = True
         record = {
             "store": str(self._store),
             "job": self._claims.job,

@@ -105,7 +105,8 @@ def run(arguments: RunArguments, environ: Mapping[str, str], clock: Clock) -> in
             return settings.skip_exit_code
         if begun is not None:
             return die_of(begun)
-        _deliver_spool(store, state_dir, clock, voice)
+        if not attempt.spooled:  # else the store has just been asked in vain
+            _deliver_spool(store, state_dir, clock, voice)
         return exit_code
     finally:
         claims.close()

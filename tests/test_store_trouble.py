@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import datetime as dt
+import os
 import shutil
 import socket
 import ssl
@@ -196,24 +197,42 @@ def _in_own_mounts(script: str) -> list[str]:
     return ["unshare", "--mount", "sh", "-ec", script + '\nexec "$@"', "sh", *COMMAND]
 
 
-@pytest.mark.root
-def test_a_silent_resolver_is_bounded(fleet: Fleet, tmp_path: Path) -> None:
-    (tmp_path / "resolv.conf").write_text("nameserver 127.0.0.9\n")
+@pytest.fixture
+def silent_resolver(tmp_path: Path) -> Iterator[tuple[socket.socket, list[str]]]:
+    """A name server that never answers, and the command of a node that asks it."""
+    address = f"127.{os.getpid() % 200 + 1}.{os.getpid() // 200 % 200}.53"  # of this process alone
+    (tmp_path / "resolv.conf").write_text(f"nameserver {address}\n")
     (tmp_path / "nsswitch.conf").write_text("hosts: dns\n")
     script = "\n".join(
         f"mount --bind {tmp_path}/{name} $(readlink -f /etc/{name})" for name in ("resolv.conf", "nsswitch.conf")
     )
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as resolver:
-        resolver.bind(("127.0.0.9", 53))
-        assert_trouble(
-            fleet,
-            "redis://redis.example.net",
-            UNAVAILABLE,
-            "redis at redis.example.net:6379: the resolver does not answer",
-            command=_in_own_mounts(script),
-        )
+        resolver.bind((address, 53))
         resolver.settimeout(0)
-        assert resolver.recv(512), "it was asked"
+        yield resolver, _in_own_mounts(script)
+
+
+@pytest.mark.root
+def test_a_silent_resolver_is_bounded(fleet: Fleet, silent_resolver: tuple[socket.socket, list[str]]) -> None:
+    resolver, command = silent_resolver
+    reason = "redis at redis.example.net:6379: the resolver does not answer"
+    assert_trouble(fleet, "redis://redis.example.net", UNAVAILABLE, reason, command=command)
+    assert resolver.recv(512), "it was asked"
+
+
+@pytest.mark.root
+def test_a_run_without_a_store_does_not_wait_for_a_silent_resolver(
+    fleet: Fleet, silent_resolver: tuple[socket.socket, list[str]]
+) -> None:
+    job, path = fleet.append_job()
+    fire = fleet.start(
+        *("run", *LINE, "--on-store-down", "run", "--", *job),
+        env={"CLUSTERCRON_REDIS_URL": "redis://redis.example.net"},
+        command=silent_resolver[1],
+    )
+    assert fire.end().returncode == 0
+    assert time.monotonic() - fire.started < 2 * BUDGET_S + 1, "for the claim and for the record"
+    assert len(lines(path)) == 1
 
 
 @pytest.mark.root

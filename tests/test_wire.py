@@ -299,6 +299,18 @@ def test_an_address_that_does_not_answer_leaves_time_for_the_next(monkeypatch: p
         assert _ask("redis://two-addresses", 1.0) == [b"PONG"]
 
 
+@pytest.mark.skipif(not socket.has_ipv6, reason="no IPv6")
+def test_an_ipv6_address_is_reached() -> None:
+    try:
+        listener = socket.create_server(("::1", 0), family=socket.AF_INET6)
+    except OSError:
+        pytest.skip("no IPv6 on the loopback interface")
+    with listener:
+        deadline = time.monotonic() + 1
+        with contextlib.closing(Connection(parse_url(f"redis://[::1]:{listener.getsockname()[1]}"), deadline)):
+            listener.accept()[0].close()
+
+
 def test_an_address_of_a_family_that_the_kernel_lacks_is_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
     with Peer(lambda conn: (conn.recv(100), conn.sendall(b"+PONG\r\n"))) as peer:
         places = [(12345, ("::1", peer.port)), (socket.AF_INET, ("127.0.0.1", peer.port))]
