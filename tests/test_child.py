@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from clustercron.supervise import Interrupted, Signals
 from tests.proxy import Proxy
 from tests.rig import COMMAND, Fire, Fleet, Server, lines, wait_for
 
@@ -126,8 +127,10 @@ def test_a_job_that_heeds_term_at_its_timeout_is_not_waited_for(fleet: Fleet) ->
 
 
 def test_a_stopped_job_is_ended_by_its_timeout(fleet: Fleet) -> None:
+    began = time.monotonic()
     end = run(fleet, ["--timeout", "300ms", "--kill-after", "50s"], "/bin/sh", "-c", "kill -STOP $$; sleep 999")
     assert end.returncode == 124
+    assert time.monotonic() - began < 20
 
 
 def test_a_timeout_of_months_can_be_waited_for(fleet: Fleet) -> None:
@@ -200,6 +203,21 @@ def test_a_signal_while_start_waits_for_redis_reaches_the_job(fleet: Fleet, serv
         hold.release()
         assert fire.end(15).returncode == 128 + signal.SIGUSR1
     assert state(server) == "killed"
+
+
+def test_a_look_at_the_signals_takes_none_away() -> None:
+    signals = Signals()
+    try:
+        os.kill(os.getpid(), signal.SIGUSR1)
+        assert signals.stop is None
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert signals.stop == signal.SIGTERM
+        with pytest.raises(Interrupted):
+            signals.interruptible(lambda: None)
+        assert signals.take() == [signal.SIGUSR1, signal.SIGTERM]
+        assert (signals.take(), signals.stop) == ([], None)
+    finally:
+        signals.close()
 
 
 def test_term_while_the_claim_waits_for_redis_runs_nothing(fleet: Fleet, server: Server) -> None:
