@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import datetime as dt
 import os
-import shutil
 import socket
 import ssl
 import subprocess
@@ -14,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 import trustme
+from cryptography.hazmat.primitives import serialization
 
 from clustercron import schema
 from tests.proxy import Peer, Proxy, full_listener, reset, stay_silent
@@ -590,15 +590,14 @@ def test_tls_files_that_are_no_use_are_named(fleet: Fleet, certificates: Certifi
     junk = tmp_path / "junk.pem"
     junk.write_text("junk\n")
     locked = tmp_path / "locked.pem"
-    subprocess.run(
-        ["openssl", "pkey", "-in", certificates.client_key_file, "-aes128", "-passout", "pass:x", "-out", locked],
-        check=True,
-    ) if shutil.which("openssl") else shutil.copy(junk, locked)
+    key = serialization.load_pem_private_key(certificates.client_key_file.read_bytes(), None)
+    pem, pkcs8 = serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8
+    locked.write_bytes(key.private_bytes(pem, pkcs8, serialization.BestAvailableEncryption(b"x")))
     with Peer(stay_silent) as peer:
         url = peer.url.replace("redis:", "rediss:")
         assert_trouble(fleet, url, REFUSED, f"TLS: cannot use {junk}: no certificate or crl found", _tls_env(ca=junk))
-        for key in (junk, locked, certificates.ca_file):
-            files = _tls_env(ca=certificates.ca_file, cert=certificates.client_file, key=key)
+        for key_file in (junk, locked, certificates.ca_file):
+            files = _tls_env(ca=certificates.ca_file, cert=certificates.client_file, key=key_file)
             assert_trouble(fleet, url, REFUSED, f"TLS: cannot use {certificates.client_file}: ", files)
 
 
