@@ -251,8 +251,10 @@ class Connection:
 
     def _check_greeting(self, reply: Reply) -> None:
         if isinstance(reply, ReplyError):
-            secret = self._address.password
-            raise reply_trouble(reply.text.replace(secret, "***") if secret else reply.text)
+            trouble = reply_trouble(reply.text)
+            if self._address.password:
+                trouble.reason = trouble.reason.replace(self._address.password, "***")
+            raise trouble
 
     def close(self) -> None:
         """Close the socket; calling it again is harmless."""

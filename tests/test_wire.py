@@ -398,6 +398,11 @@ def test_a_refused_login_is_said_although_the_server_then_hangs_up() -> None:
         assert _fails_in_time(peer.url.replace("//", "//:hunter2@")).reason == "wrong user or password"
 
 
+def test_a_password_that_is_part_of_an_error_code_does_not_hide_it(guarded: Server) -> None:
+    with pytest.raises(WireError, match="wrong user or password"):
+        _whoami(guarded, ":WRONG@")
+
+
 def test_a_database_that_is_not_there_is_final(guarded: Server) -> None:
     with pytest.raises(WireError, match="out of range") as caught:
         _whoami(guarded, ":s3cret@", "/99")
