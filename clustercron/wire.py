@@ -251,9 +251,9 @@ class Connection:
 
     def _check_greeting(self, reply: Reply) -> None:
         if isinstance(reply, ReplyError):
-            trouble = reply_trouble(reply.text)
-            if self._address.password:
-                trouble.reason = trouble.reason.replace(self._address.password, "***")
+            trouble, secret = reply_trouble(reply.text), self._address.password
+            if secret and trouble.reason.removesuffix("...") in reply.text:  # its words, not ours
+                trouble.reason = trouble.reason.replace(secret, "***")
             raise trouble
 
     def close(self) -> None:
