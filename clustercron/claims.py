@@ -19,7 +19,7 @@ import time
 
 from clustercron import schema
 from clustercron.clock import pause
-from clustercron.errors import ClockSkew, StoreRefused, StoreUnavailable, TooLate, UsageError
+from clustercron.errors import ClaimUnsettled, ClockSkew, StoreRefused, StoreUnavailable, TooLate, UsageError
 from clustercron.wire import NO_ANSWER, Connection, ReplyError, WireError, reply_trouble
 
 TYPE_CHECKING = False
@@ -223,6 +223,7 @@ class Claims:
             ClockSkew: the clocks differ by more than --max-skew.
             TooLate: the tick is too old by Redis's clock, and free.
             UsageError: a chosen tick is in the future by Redis's clock.
+            ClaimUnsettled: another node claimed it, and what came of that is not clear.
             StoreUnavailable: not answered within the budget.
             StoreRefused: asking again cannot help.
         """
@@ -370,7 +371,7 @@ class Claims:
         """Wait a little for another's claim to become a run, to end, or to lapse."""
         left_s = self._deadline - time.monotonic()
         if left_s <= 0:
-            raise StoreUnavailable(f"{what}: node {node} claimed it and did not start it within the budget")
+            raise ClaimUnsettled(f"{what}: {node} claimed it and did not start it within the budget")
         pause(min(pause_s, left_s))
 
     def _unread(self, what: str, status: str, rest: Sequence[str]) -> StoreRefused:
@@ -419,7 +420,8 @@ class Claims:
                 left_s = self._deadline - time.monotonic()
                 pause_s = min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2 ** min(tries, 10)) * os.urandom(1)[0] / 255
                 if left_s <= pause_s:
-                    spent = f"{tries} {'try' if tries == 1 else 'tries'} in {time.monotonic() - began:.0f} s"
+                    spent_s = time.monotonic() - began
+                    spent = f"{tries} {'try' if tries == 1 else 'tries'} in {spent_s:.{int(spent_s < 1)}f} s"
                     reason = f"{what}: {self._store.address}: {trouble.reason} ({spent})"
                     raise StoreUnavailable(reason, trouble.hint) from None
                 pause(pause_s)

@@ -82,6 +82,12 @@ class StoreUnavailable(ClustercronError):
         return StoreUnavailable(self.message, "runs it all the same, without a claim: --on-store-down=run")
 
 
+class ClaimUnsettled(ClustercronError):
+    """Another node claimed the tick and neither started it nor let it lapse within the budget."""
+
+    exit_code = 75
+
+
 class StoreRefused(ClustercronError):
     """Redis answered, and trying again cannot help: password, permission, TLS, layout, not a Redis."""
 

@@ -223,7 +223,12 @@ RUN_OPTIONS = (
     Option("poll", "poll", None, "", None, "the line fires more often than the schedule: stay silent in between"),
     Option("splay", "splay_ms", duration_ms, "D", "0", "wait a random time up to D before claiming"),
     Option(
-        "max-skew", "max_skew_ms", duration_ms, "D", "30s", "refuse when the clocks of node and Redis differ by more"
+        "max-skew",
+        "max_skew_ms",
+        positive_duration_ms,
+        "D",
+        "30s",
+        "refuse when the clocks of node and Redis differ by more",
     ),
     Option("retries", "retries", count(0, 100), "N", "0", "run a failed command again up to N times"),
     Option("retry-delay", "retry_delay_ms", duration_ms, "D", "30s", "wait D before each retry"),

@@ -390,6 +390,31 @@ def test_records_survive_any_text() -> None:
     assert schema.decode(schema.encode(n=nasty), schema.RECORD_LETTERS) == {"node": nasty.replace("\udcff", "\ufffd")}
 
 
+@pytest.mark.parametrize("missing", ["set", "rpush", "linsert", "ltrim", "hincrby"])
+def test_permission_missing_in_mid_script_never_makes_a_silent_loss(
+    server: Server, client: redis.Redis, missing: str
+) -> None:
+    with Cast(server) as cast:
+        cast.claim(cast.node(), a_tick(T + 60))  # so that the list has to be searched
+    client.acl_setuser(
+        "narrow", enabled=True, passwords=["+pw"], keys=["*"], categories=["+@all"], commands=[f"-{missing}"]
+    )
+    store = StoreSettings(parse_url(f"unix://narrow:pw@{server.socket}"), "clustercron", DAY_MS, False)
+    try:
+        for node in ("node-3", "node-4"):
+            claims = Claims(store, "billing", Clock(), 3_000, 30_000)
+            try:
+                assert isinstance(claims.claim(a_tick(node=node)), Won)
+            except StoreRefused as exc:
+                assert "permission" in exc.message
+            finally:
+                claims.close()
+        with Cast(server) as cast:
+            cast.claim(cast.node(), a_tick(node="node-5"))
+    finally:
+        client.acl_deluser("narrow")
+
+
 def test_stopped_server_that_goes_on_carries_out_nothing_for_a_sender_that_gave_up(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> None:

@@ -98,10 +98,6 @@ else
     return {'lost', clock, 'gone', '', '', '0', '', ''}
   end
   if untimely then return {untimely, clock} end
-  -- The winner of a free tick is whoever sets the claim key; `take` then only gives it the same value again.
-  if not redis.call('SET', claim, owner, 'NX', 'PX', ttl) and redis.call('GET', claim) ~= owner then
-    return {'lost', clock, 'gone', '', '', '0', '', ''}
-  end
 end
 
 local below = below_list(ticks, tick) and 'below' or ''

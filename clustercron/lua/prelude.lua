@@ -80,15 +80,17 @@ local function trim(job, runs, recent, retention)
   end
 end
 
--- Write a tick's latest attempt, and everything that says that the tick is taken.
+-- Write a tick's latest attempt, and everything that says that the tick is taken. The record comes first: a user who may
+-- not write all of it leaves a claim that lapses, and not a tick that counts as taken without a trace of whom.
 local function take(job, ticks, runs, recent, claim, tick, owner, ttl, record)
-  redis.call('SET', claim, owner, 'PX', ttl)
-  list_tick(ticks, tick)
-  if redis.call('HEXISTS', runs, tick) == 0 then redis.call('RPUSH', recent, tick) end
+  local fresh = redis.call('HEXISTS', runs, tick) == 0
   redis.call('HSET', runs, tick, record)
+  if fresh then redis.call('RPUSH', recent, tick) end
+  list_tick(ticks, tick)
   local newest = redis.call('HGET', job, 'newest')
   if not newest or tonumber(newest) < tonumber(tick) then redis.call('HSET', job, 'newest', tick) end
   if not redis.call('HGET', job, 'layout') then redis.call('HSET', job, 'layout', LAYOUT) end
+  if not redis.call('SET', claim, owner, 'NX', 'PX', ttl) then redis.call('SET', claim, owner, 'PX', ttl) end
 end
 
 -- Move an attempt that ended out of the way of the tick's next one.
