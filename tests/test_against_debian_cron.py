@@ -22,10 +22,7 @@ if TYPE_CHECKING:
 
     from clustercron.zone import Zone
 
-pytestmark = [
-    pytest.mark.root,
-    pytest.mark.skipif(virtual_cron.missing() is not None, reason=virtual_cron.missing() or "nothing is missing"),
-]
+pytestmark = pytest.mark.root
 
 RULES = Path(tzdata.__path__[0]) / "zoneinfo"
 BEGIN = int(datetime(2020, 1, 1, tzinfo=UTC).timestamp())
@@ -35,6 +32,11 @@ ZONES = [
     "Europe/Amsterdam", "America/New_York", "Europe/Dublin", "Asia/Beirut", "Africa/Cairo", "America/Havana", "America/Santiago",
     "Australia/Lord_Howe", "Antarctica/Troll", "Pacific/Chatham", "Africa/Casablanca", "Asia/Gaza", "America/St_Johns", "Asia/Kolkata",
 ]  # fmt: skip
+
+
+@pytest.fixture(autouse=True, scope="module")
+def nothing_is_missing() -> None:
+    assert virtual_cron.missing() is None, virtual_cron.missing()
 
 
 @pytest.fixture

@@ -241,7 +241,7 @@ def _sockets(pid: int) -> str:
         return ""
 
 
-@pytest.mark.skipif(not os.path.exists("/usr/bin/strace"), reason="no strace")
+@pytest.mark.root
 def test_term_between_start_and_spawn_ends_the_child(fleet: Fleet, server: Server) -> None:
     spawns = "vfork,clone,clone3"
     strace = ["strace", "-qq", "-o", str(fleet.folder / "trace"), "-e", f"trace={spawns}"]

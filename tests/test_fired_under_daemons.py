@@ -219,7 +219,7 @@ def need(*programs: str) -> None:
         pytest.skip("not a Debian")
     for program in programs:
         if not shutil.which(program):
-            pytest.skip(f"no {program} here")
+            pytest.fail(f"no {program} here; tests/run installs it")
 
 
 class Minute(NamedTuple):
@@ -246,7 +246,7 @@ def find_busybox_with_crond(cache: Path) -> str:
         for package in cache.glob("*.deb"):
             subprocess.run(["dpkg-deb", "-x", package, cache], check=True)
             return str(unpacked)
-    pytest.skip("no busybox with crond here, and apt-get did not bring busybox-static")
+    pytest.fail("no busybox with crond here, and apt-get did not bring busybox-static")
 
 
 @pytest.fixture(scope="module")
