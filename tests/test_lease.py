@@ -73,8 +73,9 @@ def spooled(fleet: Fleet) -> list[Path]:
     return sorted(folder.iterdir()) if folder.exists() else []
 
 
-def test_a_lease_is_renewed_for_as_long_as_the_job_runs(fleet: Fleet, server: Server, held: Held) -> None:
-    fire = start(fleet, "--lease 1s", *held.command)
+@pytest.mark.parametrize("policy", ["warn", "kill"])
+def test_a_lease_is_renewed_for_as_long_as_the_job_runs(fleet: Fleet, server: Server, held: Held, policy: str) -> None:
+    fire = start(fleet, f"--lease 1s --on-lease-lost {policy}", *held.command)
     first = await_renewals(server, 1)
     later = await_renewals(server, 4)
     assert int(later["l"]) - int(first["l"]) >= 900

@@ -22,10 +22,15 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 BASH = "/bin/bash"
-TAKE_TERMINAL = [
-    *(sys.executable, "-I", "-c"),
-    "import fcntl, os, sys, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); os.execv(sys.argv[1], sys.argv[1:])",
-]
+# In the background of a shell INT and QUIT are ignored, and nobody below could undo that.
+_TAKE_TERMINAL = """
+import fcntl, os, signal, sys, termios
+fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+signal.signal(signal.SIGINT, signal.SIG_DFL)
+signal.signal(signal.SIGQUIT, signal.SIG_DFL)
+os.execv(sys.argv[1], sys.argv[1:])
+"""
+TAKE_TERMINAL = [sys.executable, "-I", "-c", _TAKE_TERMINAL]
 pytestmark = pytest.mark.skipif(not os.path.exists(BASH), reason="no bash")
 
 
