@@ -1,7 +1,7 @@
 """The run path's own way to speak to Redis: one socket, one total deadline, nothing sent twice behind one's back.
 
 redis-py resends a claim whose reply was lost and so turns a win into a loss, has no bound on a whole exchange, and costs
-several times the rest of a lost `run` to import. This speaks RESP2, pipelines AUTH and SELECT with the first command,
+several times the rest of a lost `run` to import. This speaks RESP2, sends AUTH and SELECT in one go,
 and leaves every decision to try again to the caller. TLS loads `ssl`; nothing else here is heavy.
 """
 
@@ -200,7 +200,7 @@ def reply_trouble(text: str) -> WireError:
     return WireError(text, False)
 
 
-_LOGIN = "look at CLUSTERCRON_REDIS_PASSWORD_FILE and at the user in CLUSTERCRON_REDIS_URL"
+_LOGIN = "look at CLUSTERCRON_REDIS_PASSWORD_FILE, and at user and password in the URL"
 
 
 class Connection:
@@ -229,7 +229,7 @@ class Connection:
         self._socket = _connect(address, deadline)
 
     def call(self, commands: Sequence[Sequence[str | bytes]], deadline: float) -> list[Reply]:
-        """Send commands in one go and read their replies, all by one deadline (`time.monotonic()`).
+        """Send commands in one go and read their replies, the first time behind AUTH and SELECT, all by one deadline (`time.monotonic()`).
 
         An error reply of a command is an item of the answer; one to AUTH or SELECT raises.
 
@@ -238,16 +238,22 @@ class Connection:
         """
         greeting, self._greeting = self._greeting, []
         try:
-            self._send(b"".join(map(encode, [*greeting, *commands])), deadline)
-            for _ in greeting:
-                self._check_greeting(self._receive(deadline))
-            return [self._receive(deadline) for _ in commands]
+            if greeting:
+                # A round trip of its own: what is sent behind a refused AUTH or SELECT is carried out all the same, as
+                # the default user, in database 0.
+                for reply in self._exchange(greeting, deadline):
+                    self._check_greeting(reply)
+            return self._exchange(commands, deadline)
         except OSError as exc:
             self.close()
             raise _io_trouble(exc, self._address) from None
         except BaseException:
             self.close()
             raise
+
+    def _exchange(self, commands: Sequence[Sequence[str | bytes]], deadline: float) -> list[Reply]:
+        self._send(b"".join(map(encode, commands)), deadline)
+        return [self._receive(deadline) for _ in commands]
 
     def _check_greeting(self, reply: Reply) -> None:
         if isinstance(reply, ReplyError):

@@ -272,18 +272,19 @@ def test_a_wrong_password_is_refused_at_once(fleet: Fleet, start: Callable[..., 
     assert "wrong@" not in said
 
 
-def test_a_node_with_a_wrong_password_does_not_keep_the_tick_from_the_others(
-    fleet: Fleet, start: Callable[..., Server]
+@pytest.mark.parametrize(("at", "db"), [("nobody:wrong@", ""), ("", "?db=99")], ids=["user", "database"])
+def test_a_refused_login_or_database_writes_nothing_anywhere(
+    fleet: Fleet, start: Callable[..., Server], at: str, db: str
 ) -> None:
-    # A server that is open to everybody carries out what comes behind a refused login.
+    # A server that is open to everybody would carry out what comes behind a refused login, in its first database.
     server = start()
-    wrong = {"CLUSTERCRON_REDIS_URL": server.url.replace("//", "//nobody:wrong@")}
     job, path = fleet.append_job()
-    line = ["--job", "billing", "--schedule", "* * * * *", "--tick", TICK, "--store-timeout", "4s", "--", *job]
-    assert fleet.run(*line, env=wrong).returncode == REFUSED
-    end = fleet.run(*line, env={"CLUSTERCRON_REDIS_URL": server.url}, node="node-2")
-    assert (end.returncode, end.stderr) == (0, "")
-    assert [run.split()[1] for run in lines(path)] == ["node-2"]
+    line = ["--job", "billing", "--schedule", "* * * * *", "--tick", TICK, "--", *job]
+    end = fleet.run(*line, env={"CLUSTERCRON_REDIS_URL": server.url.replace("//", f"//{at}") + db})
+    assert end.returncode == REFUSED
+    with server.client() as client:
+        assert client.keys("*") == []
+    assert lines(path) == []
 
 
 def test_a_missing_password_is_refused_at_once(fleet: Fleet, start: Callable[..., Server]) -> None:

@@ -372,12 +372,14 @@ def _whoami(server: Server, credentials: str, query: str = "") -> tuple[list[Rep
     [(":s3cret@", b"default"), ("cron:hunter2@", b"cron"), ("cron:hun%74er2@", b"cron"), ("open@", b"open")],
     ids=["password", "user and password", "percent", "user without password"],
 )
-def test_login_and_database_go_along_with_the_first_command(guarded: Server, credentials: str, user: bytes) -> None:
+def test_login_and_database_are_settled_before_the_first_command(
+    guarded: Server, credentials: str, user: bytes
+) -> None:
     (who, info), trips = _whoami(guarded, credentials, "/3")
     assert who == user
     assert isinstance(info, bytes)
     assert b" db=3 " in info
-    assert trips == [("auth", "select", "acl", "client")]
+    assert trips == [("auth", "select"), ("acl", "client")]
 
 
 def test_without_credentials_nothing_is_sent_before_the_command(guarded: Server) -> None:
