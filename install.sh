@@ -539,3 +539,4 @@ fi
 say 'next:'
 say "  $(quoted "$tree/install.sh") --demo${prefix:+ --prefix $(quoted "$prefix")}   see five nodes share one tick"
 say "  man $page"
+say '  CLUSTERCRON_REDIS_URL=redis://HOST:6379/0 in /etc/clustercron.conf, then your crontab lines: README.md'

@@ -206,15 +206,18 @@ class Claims:
         """Give the next requests the whole budget again, or a shorter one."""
         self._deadline = time.monotonic() + min(self._budget_s, at_most_s or self._budget_s)
 
-    def known(self, tick: Tick) -> str:
-        """Answer the state of the tick's latest attempt, `gone` for one taken without a record, '' for a free one.
+    def known(self, tick: Tick) -> tuple[str, int]:
+        """Answer the state of the tick's latest attempt and Redis's clock in milliseconds; claim nothing.
+
+        The state is `gone` for a tick taken without a record, and '' for a free one.
 
         Raises:
             StoreUnavailable: not answered within the budget.
             StoreRefused: asking again cannot help.
         """
         keys = [self._keys.job, self._keys.ticks, self._keys.runs, self._keys.claim(tick.text)]
-        return self._ask(f"cannot look up {tick.text}", "known", keys, lambda *_: [str(tick.instant)])[1]
+        store_now, state = self._ask(f"cannot look up {tick.text}", "known", keys, lambda *_: [str(tick.instant)])
+        return state, int(store_now)
 
     def claim(self, tick: Tick) -> Won | Lost:
         """Claim the tick; wait for Redis's clock to reach it, and for a claim by another that is not started yet.
@@ -247,7 +250,9 @@ class Claims:
                 case "won":
                     return Won(rest[0], rest[1], store_now_ms, rest[2] == "below")
                 case "lost" if rest[0] != "claimed":
-                    state, node, _, _, claimed_at, started_at = rest
+                    state, node, _, lease_left, claimed_at, started_at = rest
+                    if state == "running" and int(lease_left) < 0:
+                        state = "lost"
                     since = started_at or claimed_at
                     return Lost(state, node, int(since) if since else None)
                 case "lost":
@@ -264,6 +269,19 @@ class Claims:
                     )
                 case _:
                     raise self._unread(what, status, rest)
+
+    def check_reached(self, tick: Tick, store_now_ms: int) -> int:
+        """Answer how long it is until Redis's clock reaches the tick, in milliseconds; 0 when it has.
+
+        Raises:
+            UsageError: the tick was chosen, and nobody chooses a future one and means to wait for it.
+        """
+        wait_ms = max(0, tick.instant * 1000 - store_now_ms)
+        if wait_ms and tick.kind == "tick":
+            raise UsageError(
+                f"cannot claim {tick.text}: it is in the future by Redis's clock, {schema.utc_ms(store_now_ms)}"
+            )
+        return wait_ms
 
     def start(self, tick: Tick, won: Won, lease_ms: int) -> int | Lost | None:
         """Turn the claim into a run. Answers the instant of the start by Redis's clock, in milliseconds.
@@ -359,12 +377,9 @@ class Claims:
 
     def _wait_for_store_clock(self, tick: Tick, store_now_ms: int) -> None:
         """Sleep until Redis's clock reaches the tick, which is no time spent on asking."""
-        if tick.kind == "tick":
-            raise UsageError(
-                f"cannot claim {tick.text}: it is in the future by Redis's clock, {schema.utc_ms(store_now_ms)}"
-            )
+        wait_ms = self.check_reached(tick, store_now_ms)
         self.close()
-        pause((tick.instant * 1000 - store_now_ms) / 1000)
+        pause(wait_ms / 1000)
         self.restart_budget()
 
     def _wait_for_start(self, what: str, node: str, pause_s: float) -> None:

@@ -77,7 +77,9 @@ def main(argv: Sequence[str]) -> int:
         context = getattr(exc, "ctx", None)
         print_error(_click_message(exc))
         if context is not None:
-            print_error(f"hint: {context.command_path} --help")
+            # The likeliest cause of a line without its command: cron has cut it.
+            cut = "; in a crontab, % ends the command: write \\%" if argv[:1] == ["run"] else ""
+            print_error(f"hint: {context.command_path} --help{cut if 'COMMAND' in exc.format_message() else ''}")
         return unusable
     except click.Abort:
         return 128 + 2

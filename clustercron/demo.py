@@ -23,6 +23,7 @@ from urllib.parse import quote
 
 from clustercron import config, render, tick
 from clustercron.clock import Clock
+from clustercron.command import DEFAULT_PATH
 from clustercron.errors import CannotWrite, ClustercronError, StoreUnavailable
 from clustercron.messages import fill_standard_descriptors, print_error
 from clustercron.supervise import Interrupted, Signals, die_of
@@ -80,7 +81,7 @@ from clustercron.run import main
 sys.exit(main(read_run(sys.argv[2:]), os.environ, Clock(int(sys.argv[1]))))
 """
 _LINE = ["-v", "--job", JOB, "--schedule", SCHEDULE, "--", "sh", "job.sh"]
-# Lines to copy, so none is longer than a terminal is wide.
+# Lines to copy; where the command is on cron's PATH, none is longer than a terminal is wide.
 _OUTRO = """
 For real: one Redis that every node reaches, named in /etc/clustercron.conf
 on every node:
@@ -89,8 +90,15 @@ on every node:
 
 and the same line on every node, for example in /etc/cron.d/tidy:
 
-  0 2 * * * root clustercron run --job tidy --schedule '0 2 * * *' -- /opt/tidy
+  0 2 * * * root {command} run --job tidy --schedule '0 2 * * *' -- /opt/tidy
 """
+
+
+def _command_for_cron() -> str:
+    """Answer how a crontab line names this command: cron's PATH is short."""
+    own = os.path.abspath(sys.argv[0])
+    on_path = shutil.which("clustercron", path=DEFAULT_PATH) is not None
+    return "clustercron" if on_path or os.path.basename(own) != "clustercron" else own
 
 
 @dataclass(frozen=True)
@@ -303,7 +311,7 @@ class _Stage:
         faults = self._find_faults()
         for fault in faults:
             self._print(f"not what was promised: {fault}", "bold red")
-        self._write(_OUTRO)
+        self._write(_OUTRO.format(command=_command_for_cron()))
         return EXIT_BROKEN_PROMISE if faults else 0
 
     def _write_files(self) -> None:

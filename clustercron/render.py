@@ -318,7 +318,7 @@ def history_screen(job: str, runs: Sequence[Run], zone: Zone | None, title: str,
         f"{_short_utc(r.tick)} attempt {r.attempt or '?'}: damaged record: {fault}" for r in runs for fault in r.faults
     ]
     heading = ""
-    if screen.terminal:
+    if screen.width is not None:  # for a person, not for a program that reads rows
         printer = _Printer(screen)
         printer.line(f"{job}: {title}", "bold")
         heading = printer.text()

@@ -76,7 +76,7 @@ def run(arguments: RunArguments, environ: Mapping[str, str], clock: Clock) -> in
             return settings.skip_exit_code
         claimed = _describe(line, settings, store, node, arguments, fire.source, fired_at_ms, tick_at)
         if settings.dry_run:
-            _print_plan(line, claimed, arguments, file)
+            _print_plan(line, claimed, claims, file, arguments.command)
             return 0
         _wait_splay(settings.splay_ms, voice)
         claims.restart_budget()
@@ -189,7 +189,7 @@ def _tick_of_fire(line: _Line, settings: RunSettings, fired_at_ms: int, claims: 
         return None
     if decision.kind == "too-late" and decision.tick is not None:
         text = tick.utc_text(decision.tick)
-        state = claims.known(_bare_tick(decision.tick))
+        state, _ = claims.known(_bare_tick(decision.tick))
         if state and state != "abandoned":
             voice.decide(f"{text}: stands aside: too late for it, and it is taken: {state}")
             return None
@@ -203,12 +203,16 @@ def _tick_of_fire(line: _Line, settings: RunSettings, fired_at_ms: int, claims: 
     raise NotDue(
         f"not due: fired at {fired_at}, but {line.schedule.text!r} in {line.zone.name} has a tick at {before} and then at "
         f"{after}",
-        "--schedule repeats the line's own five fields; a line that fires more often takes --poll",
+        f"--schedule repeats the line's own five fields; by hand, choose a tick: --tick {before}; a line that fires more "
+        "often than its schedule takes --poll",
     )
 
 
 def _chosen_tick(line: _Line, text: str) -> int:
-    chosen = tick.parse_instant(text)
+    try:
+        chosen = tick.parse_instant(text)
+    except UsageError as exc:
+        raise UsageError(f"cannot use --tick: {exc.message}", exc.hint) from None
     if not tick.is_tick(line.schedule, line.zone, chosen):
         before = tick.latest_tick(line.schedule, line.zone, chosen)
         after = tick.next_tick(line.schedule, line.zone, chosen)
@@ -255,12 +259,21 @@ def _describe(
     )
 
 
-def _print_plan(line: _Line, claimed: Tick, arguments: RunArguments, file: str) -> None:
-    words = " ".join(map(repr, arguments.command[1:]))
+def _print_plan(line: _Line, claimed: Tick, claims: Claims, file: str, argv: tuple[str, ...]) -> None:
+    """Ask Redis what it knows of the tick, and say what a fire would do with that."""
+    state, store_now_ms = claims.known(claimed)
+    if state in ("", "abandoned", "start-failed"):
+        wait_ms = claims.check_reached(claimed, store_now_ms)
+        waiting = f"wait {_seconds(wait_ms)} for Redis's clock, " if wait_ms else ""
+        plan = f"{waiting}claim it as {claimed.node} and execute {file} {' '.join(map(repr, argv[1:]))}".rstrip()
+    elif state == "claimed":
+        plan = "wait until it runs, which is to be soon, or its claim lapses"
+    else:
+        plan = "stand aside"
     lines = [
-        f"tick     {claimed.text} ({tick.local_text(line.zone, claimed.instant)} {line.zone.name})",
-        f"claim    {claimed.text} as node {claimed.node}, within {line.grace} s after the tick",
-        f"execute  {file} {words}".rstrip(),
+        f"tick   {claimed.text} ({tick.local_text(line.zone, claimed.instant)} {line.zone.name})",
+        f"state  {state or 'free'}",
+        f"plan   {plan}",
         "dry run: nothing was claimed and nothing was executed",
     ]
     os.write(1, "".join(escaped(text) + "\n" for text in lines).encode("utf-8", "backslashreplace"))

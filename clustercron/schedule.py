@@ -304,9 +304,7 @@ def _refuse_impossible_days(schedule: Schedule) -> None:
             for first_weekday in range(7):
                 if schedule.days_in(first_weekday, length):
                     return
-    raise _refuse(
-        schedule.text, "day-of-month: no month of this schedule has such a day, so cron would never fire it: write 1-28"
-    )
+    raise _refuse(schedule.text, "day-of-month: no month of this schedule has such a day, so cron would never fire it")
 
 
 def _special_items(text: str, field: _Field, column: str, extended: bool) -> tuple[str, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from typing import TYPE_CHECKING
 
 import pytest
@@ -12,6 +13,14 @@ from tests.world import World
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
+
+
+@pytest.fixture(scope="session", autouse=True)
+def nothing_ignored() -> None:
+    """Whoever runs these tests in the background of a shell has INT and QUIT ignored, and so would every node."""
+    for number in (signal.SIGINT, signal.SIGQUIT):
+        if signal.getsignal(number) == signal.SIG_IGN:
+            signal.signal(number, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")

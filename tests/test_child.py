@@ -18,22 +18,13 @@ from tests.proxy import Proxy
 from tests.rig import COMMAND, Fire, Fleet, Server, lines, wait_for
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
 
 TICK = "2026-01-05T02:00:00Z"
 RUN = ("run", "--job", "child", "--schedule", "* * * * *", "--tick", TICK)
 RUNS = "clustercron:{child}:runs"
 TICK_FIELD = "1767578400"
 PYTHON = (sys.executable, "-I", "-c")
-
-
-@pytest.fixture(autouse=True)
-def nothing_ignored() -> Iterator[None]:
-    """Whoever runs these tests in the background of a shell has INT and QUIT ignored, and so would every node."""
-    before = {number: signal.signal(number, signal.SIG_DFL) for number in (signal.SIGINT, signal.SIGQUIT)}
-    yield
-    for number, handler in before.items():
-        signal.signal(number, handler)
 
 
 def start(fleet: Fleet, options: Sequence[str], *command: str | bytes, **popen: Any) -> Fire:

@@ -145,6 +145,10 @@ def test_claim_that_nobody_starts_is_taken_over_and_its_owner_can_start_nothing(
     assert lost.node == "node-2"
     assert isinstance(other.start(a_tick(), second, 60_000), int)
     assert record(client)["node"] == "node-2"
+    tried = record(client)["tried"].split(",")
+    assert [
+        schema.decode(client.hget(KEYS.nodes, name) or "", schema.NODE_LETTERS)["number"] for name in ("node-1",)
+    ] == tried
 
 
 def test_lapsed_claim_must_be_claimed_again_before_it_starts(cast: Cast, client: redis.Redis) -> None:
@@ -184,7 +188,7 @@ def test_tick_given_back_is_free_for_the_next(cast: Cast, client: redis.Redis) -
     claims = cast.node()
     won = cast.claim(claims, a_tick())
     assert claims.finish(a_tick(), won, ended("abandoned"), "") is True
-    assert cast.node().known(a_tick()) == "abandoned"
+    assert cast.node().known(a_tick())[0] == "abandoned"
     again = cast.claim(cast.node(), a_tick(node="node-2"))
     assert again.attempt == "1"
     assert claims.finish(a_tick(), won, ended("abandoned"), "") is False

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.rig import Fleet, lines
+from tests.rig import Fleet, Server, lines, wait_for
 
 
 def test_second_node_stands_aside_for_a_taken_tick(fleet: Fleet) -> None:
@@ -46,3 +46,40 @@ def test_fifty_processes_on_one_tick_make_one_run(fleet: Fleet) -> None:
 @pytest.mark.timeout(3000)
 def test_fifty_processes_on_each_of_two_hundred_ticks(fleet: Fleet) -> None:
     _race(fleet, 200)
+
+
+LINE = ["--job", "billing", "--schedule", "* * * * *", "--tick"]
+
+
+def test_dry_run_says_what_a_fire_would_do_and_does_nothing(fleet: Fleet, server: Server) -> None:
+    job, path = fleet.append_job()
+    free = fleet.run(*LINE, "2026-01-05T02:00:00Z", "--dry-run", "--", *job)
+    assert free.returncode == 0
+    assert "state  free\nplan   claim it as node-1 and execute /bin/sh" in free.stdout
+    with server.client() as client:
+        assert client.keys("*") == []
+    assert fleet.run(*LINE, "2026-01-05T02:00:00Z", "--", *job).returncode == 0
+    taken = fleet.run(*LINE, "2026-01-05T02:00:00Z", "--dry-run", "--", *job)
+    assert "state  succeeded\nplan   stand aside\n" in taken.stdout
+    assert len(lines(path)) == 1
+
+
+@pytest.mark.parametrize("extra", [[], ["--dry-run"]], ids=["run", "dry run"])
+def test_future_tick_is_refused_and_leaves_no_trace(fleet: Fleet, server: Server, extra: list[str]) -> None:
+    end = fleet.run(*LINE, "2037-01-05T02:00:00Z", *extra, "--", "/bin/true")
+    assert end.returncode == 125
+    assert "it is in the future by Redis's clock" in end.stderr
+    with server.client() as client:
+        assert client.keys("*") == []
+
+
+def test_run_whose_lease_ran_out_is_called_lost(fleet: Fleet) -> None:
+    fire = fleet.start("run", *LINE, "2026-01-05T02:00:00Z", "--lease", "1s", "--", "/bin/sleep", "60")
+    running = "stands aside: running on node-1, since"
+    wait_for(lambda: running in _aside(fleet), "it runs")
+    fire.kill()
+    wait_for(lambda: "stands aside: lost on node-1, started at" in _aside(fleet), "its lease runs out")
+
+
+def _aside(fleet: Fleet) -> str:
+    return fleet.run("-v", *LINE, "2026-01-05T02:00:00Z", "--", "/bin/true", node="node-2").stderr

@@ -13,21 +13,11 @@ from tests.rig import Fire, Fleet, Server, lines, wait_for
 
 if TYPE_CHECKING:
     import subprocess
-    from collections.abc import Iterator
 
 TICK = "2026-01-05T02:00:00Z"
 FIELD = "1767578400"
 RUN = ("run", "--job", "retry", "--schedule", "* * * * *", "--tick", TICK)
 REPORT = 'echo "$CLUSTERCRON_ATTEMPT $CLUSTERCRON_FENCING_TOKEN"; '
-
-
-@pytest.fixture(autouse=True)
-def nothing_ignored() -> Iterator[None]:
-    """Whoever runs these tests in the background of a shell has INT and QUIT ignored, and so would every node."""
-    before = {number: signal.signal(number, signal.SIG_DFL) for number in (signal.SIGINT, signal.SIGQUIT)}
-    yield
-    for number, handler in before.items():
-        signal.signal(number, handler)
 
 
 def start(fleet: Fleet, options: str, script: str, **popen: Any) -> Fire:

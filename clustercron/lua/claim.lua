@@ -93,6 +93,12 @@ if record then
     local before = get(record, 'n') ~= node and get(redis.call('HGET', nodes, get(record, 'n') or '') or '', 'i')
     if before then tried = tried and (tried .. ',' .. before) or before end
   end
+  -- Who asked before and wins now is not one of those who lost.
+  local losers = {}
+  for other in string.gmatch(tried or '', '%d+') do
+    if other ~= number then losers[#losers + 1] = other end
+  end
+  tried = #losers > 0 and table.concat(losers, ',') or nil
 else
   if trace(job, ticks, claim, tick) and redis.call('GET', claim) ~= owner then
     return {'lost', clock, 'gone', '', '', '0', '', ''}
