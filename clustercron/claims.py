@@ -33,6 +33,8 @@ CLAIM_LEASE_MS = 5_000
 _FIRST_PAUSE_S = 0.05
 _LONGEST_PAUSE_S = 1.0
 _SHORTEST_TRY_S = 2.0
+# How many words there are at least in an answer that begins with such a one.
+_ANSWER_LENGTHS = {"won": 5, "lost": 8, "layout": 3, "fenced": 4}
 
 
 class Tick:
@@ -150,6 +152,12 @@ class _Unstarted:
         return min(pause_s, max(0.02, lease_left_ms / 1000))
 
 
+def _whole(text: str) -> int:
+    """Read a number of an answer; 0 for what is none: what a script answers comes from what lies in Redis."""
+    digits = text.removeprefix("-")
+    return int(text) if digits.isascii() and digits.isdigit() and len(digits) <= 16 else 0
+
+
 class Claims:
     """One owner's conversation with Redis about one job.
 
@@ -217,7 +225,7 @@ class Claims:
         """
         keys = [self._keys.job, self._keys.ticks, self._keys.runs, self._keys.claim(tick.text)]
         store_now, state = self._ask(f"cannot look up {tick.text}", "known", keys, lambda *_: [str(tick.instant)])
-        return state, int(store_now)
+        return state, _whole(store_now)
 
     def claim(self, tick: Tick) -> Won | Lost:
         """Claim the tick; wait for Redis's clock to reach it, and for a claim by another that is not started yet.
@@ -245,18 +253,17 @@ class Claims:
 
         while True:
             status, now_text, *rest = self._ask(what, "claim", keys, arguments)
-            store_now_ms = int(now_text)
+            store_now_ms = _whole(now_text)
             match status:
                 case "won":
                     return Won(rest[0], rest[1], store_now_ms, rest[2] == "below")
                 case "lost" if rest[0] != "claimed":
                     state, node, _, lease_left, claimed_at, started_at = rest
-                    if state == "running" and int(lease_left) < 0:
+                    if state == "running" and lease_left.startswith("-"):
                         state = "lost"
-                    since = started_at or claimed_at
-                    return Lost(state, node, int(since) if since else None)
+                    return Lost(state, node, _whole(started_at) or _whole(claimed_at) or None)
                 case "lost":
-                    self._wait_for_start(what, rest[1], unstarted.pause_s(rest[2], int(rest[3])))
+                    self._wait_for_start(what, rest[1], unstarted.pause_s(rest[2], _whole(rest[3])))
                 case "early":
                     self._wait_for_store_clock(tick, store_now_ms)
                 case "stale" | "skew":
@@ -302,14 +309,14 @@ class Claims:
         while True:
             status, now_text, *rest = self._ask(what, "start", [self._keys.job, self._keys.runs], arguments)
             match status:
-                case "ok":
-                    return int(rest[0])
+                case "ok" if rest:
+                    return _whole(rest[0])
                 case "fenced":
                     return Lost(rest[0], rest[1], None)
                 case "lapsed" | "gone":
                     return None
                 case "stale":
-                    self._tell_delay_from_skew(what, int(now_text))
+                    self._tell_delay_from_skew(what, _whole(now_text))
                 case _:
                     raise self._unread(what, status, rest)
 
@@ -457,6 +464,11 @@ class Claims:
         reply = connection.call(commands, deadline)[0]
         if isinstance(reply, ReplyError):
             raise reply_trouble(reply.text)
-        if not isinstance(reply, list) or len(reply) < 2:
-            raise WireError("an answer that no script of clustercron gives", False)
-        return [item.decode("utf-8", "replace") if isinstance(item, bytes) else str(item) for item in reply]
+        words = (
+            [item.decode("utf-8", "replace") for item in reply if isinstance(item, bytes)]
+            if isinstance(reply, list)
+            else []
+        )
+        if len(words) < 2 or len(words) < _ANSWER_LENGTHS.get(words[0], 2):
+            raise WireError("its answer is none of clustercron's scripts; is this a Redis?", False)
+        return words

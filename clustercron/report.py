@@ -438,17 +438,20 @@ def find_missed(job: Job, window: Window, taken: AbstractSet[int]) -> Missed:
 def _ticks_not_run(job: Job, window: Window) -> set[int]:
     """Answer the taken ticks whose attempt ended, or lapsed, before anything was executed."""
     found = set()
+    run_without_claim = set()
     for field, record in job.records.runs.items():
         state = _letter(record, "s")
-        if state not in _NOT_RUN or "." in field:
-            continue
         instant = _tick_of(field)
         if instant is None or not window.begin <= instant < window.end:
+            continue
+        if state == "unclaimed":
+            run_without_claim.add(instant)
+        if state not in _NOT_RUN or "." in field:
             continue
         over = (_whole(_letter(record, "l") or "") or 0) < job.now_ms
         if over or state == "abandoned":
             found.add(instant)
-    return found
+    return found - run_without_claim
 
 
 def _segments(definitions: Sequence[Definition], begin: int, end: int) -> list[tuple[Definition, int, int]]:

@@ -213,6 +213,8 @@ def _chosen_tick(line: _Line, text: str) -> int:
         chosen = tick.parse_instant(text)
     except UsageError as exc:
         raise UsageError(f"cannot use --tick: {exc.message}", exc.hint) from None
+    if chosen < 0:
+        raise UsageError(f"cannot use --tick: {text!r}: before 1970")
     if not tick.is_tick(line.schedule, line.zone, chosen):
         before = tick.latest_tick(line.schedule, line.zone, chosen)
         after = tick.next_tick(line.schedule, line.zone, chosen)

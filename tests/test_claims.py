@@ -416,6 +416,47 @@ def test_permission_missing_in_mid_script_never_makes_a_silent_loss(
         client.acl_deluser("narrow")
 
 
+GARBAGE = [
+    "s=running c=abc b=12.5 l=- n=x",
+    "s=claimed l=nan",
+    "s=claimed l=1e309",
+    "",
+    "\x00\xff",
+    "s=start-failed a=abc",
+]
+GARBAGE += ["s=abandoned t=,,,x a=", "s=" + "y" * 100_000, "s=running l=99999999999999999999999 n=" + "z" * 2_000_000]
+
+
+@pytest.mark.parametrize("text", GARBAGE, ids=lambda text: text[:20])
+def test_record_made_by_hand_is_lost_or_taken_and_no_accident(cast: Cast, client: redis.Redis, text: str) -> None:
+    client.hset(KEYS.runs, str(T), text)
+    client.rpush(KEYS.recent, str(T - 60))
+    client.hset(KEYS.runs, str(T - 60), text)
+    for node in ("node-1", "node-2"):
+        answer = cast.node().claim(a_tick(node=node))
+        assert isinstance(answer, Won | Lost)
+        if isinstance(answer, Lost):
+            assert len(answer.state + answer.node) <= 200
+            break
+
+
+@pytest.mark.parametrize("field", ["token", "newest", "live", "definitions", "rules", "nodes", "max_age", "known"])
+@pytest.mark.parametrize("text", ["abc", "", "-1", "9" * 40, "a\nb|c"])
+def test_state_made_by_hand_burns_no_tick(cast: Cast, client: redis.Redis, field: str, text: str) -> None:
+    client.hset(KEYS.job, field, text)
+    client.rpush(KEYS.ticks, "abc", text)
+    claims = cast.node()
+    try:
+        won = cast.claim(claims, a_tick())
+    except StoreRefused:
+        # Said aloud, and said again: nobody takes the tick for taken.
+        with pytest.raises(StoreRefused):
+            cast.node().claim(a_tick(node="node-2"))
+        return
+    assert isinstance(claims.start(a_tick(), won, 60_000), int)
+    assert claims.finish(a_tick(), won, ended(), "") is True
+
+
 def test_stopped_server_that_goes_on_carries_out_nothing_for_a_sender_that_gave_up(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> None:

@@ -14,10 +14,10 @@ local owner, tick, node_now, deadline, max_skew, max_age, lease, ttl, node, abou
 local clock = whole(now)
 
 local layout = redis.call('HGET', job, 'layout')
-if layout and tonumber(layout) > LAYOUT then return {'layout', clock, layout} end
-if now > tonumber(deadline) then return {'stale', clock} end
-if math.abs(tonumber(node_now) - now) > tonumber(max_skew) then return {'skew', clock} end
-local age = now - tonumber(tick) * 1000
+if layout and (num(layout) < 1 or num(layout) > LAYOUT) then return {'layout', clock, layout} end
+if now > num(deadline) then return {'stale', clock} end
+if math.abs(num(node_now) - now) > num(max_skew) then return {'skew', clock} end
+local age = now - num(tick) * 1000
 if age < 0 and kind == 'tick' then return {'early', clock} end
 
 -- Each key is read before the first write: one of another type, found too late, would leave a claim without a record.
@@ -31,12 +31,12 @@ if not number then
   if redis.call('HLEN', nodes) >= 1000 then
     local all = redis.call('HGETALL', nodes)
     for i = 1, #all, 2 do
-      if now - tonumber(get(all[i + 1], 't') or 0) > tonumber(ttl) then redis.call('HDEL', nodes, all[i]) end
+      if now - num(get(all[i + 1], 't') or 0) > num(ttl) then redis.call('HDEL', nodes, all[i]) end
     end
   end
 end
 redis.call('HSET', nodes, node,
-  'i=' .. number .. ' t=' .. clock .. ' k=' .. whole(tonumber(node_now) - now) .. ' ' .. about)
+  'i=' .. number .. ' t=' .. clock .. ' k=' .. whole(num(node_now) - now) .. ' ' .. about)
 
 -- The schedules that were in force, a line each, newest last; and when nodes last disagreed. A fingerprint is of one
 -- year: another year's says nothing.
@@ -58,7 +58,7 @@ if kind == 'fire' and redis.call('HGET', job, 'max_age') ~= max_age then redis.c
 if rules and last_rules ~= rules then redis.call('HSET', job, 'rules', rules) end
 
 -- A free tick can be early or late by Redis's clock; who has a taken one is told at once.
-local untimely = age < 0 and 'early' or (tonumber(max_age) > 0 and age > tonumber(max_age) and 'too-late') or nil
+local untimely = age < 0 and 'early' or (num(max_age) > 0 and age > num(max_age) and 'too-late') or nil
 
 local record = redis.call('HGET', runs, tick)
 local attempt, tried = '1', nil
@@ -66,11 +66,11 @@ if record then
   local state = get(record, 's')
   if get(record, 'o') == owner and (state == 'claimed' or state == 'running') then
     -- A request that was long on its way must not shorten the lease of a run that its owner has begun meanwhile.
-    local lease_until = math.max(now + tonumber(lease), tonumber(get(record, 'l') or 0))
+    local lease_until = math.max(now + num(lease), num(get(record, 'l') or 0))
     redis.call('HSET', runs, tick, put(record, 'l', whole(lease_until)))
     return {'won', clock, get(record, 'k'), get(record, 'a'), ''}
   end
-  local lapsed = state == 'claimed' and (now > tonumber(get(record, 'l') or 0) or get(record, 'k') == watched)
+  local lapsed = state == 'claimed' and (now > num(get(record, 'l') or 0) or get(record, 'k') == watched)
   if not (lapsed or state == 'abandoned' or state == 'start-failed') then
     tried = get(record, 't')
     if get(record, 'n') ~= node and not string.find(',' .. (tried or '') .. ',', ',' .. number .. ',', 1, true) then
@@ -79,15 +79,15 @@ if record then
         redis.call('HSET', runs, tick, put(record, 't', tried and (tried .. ',' .. number) or number))
       end
     end
-    return {'lost', clock, state or 'unknown', get(record, 'n') or '', get(record, 'k') or '',
-      whole(tonumber(get(record, 'l') or now) - now), get(record, 'c') or '', get(record, 'b') or ''}
+    return {'lost', clock, word(record, 's'), word(record, 'n'), word(record, 'k'),
+      whole(num(get(record, 'l') or now) - now), whole(num(get(record, 'c'))), whole(num(get(record, 'b')))}
   end
   if untimely then return {untimely, clock} end
   attempt = get(record, 'a') or '1'
   tried = get(record, 't')
   if state == 'start-failed' then
     archive(runs, recent, tick, record)
-    attempt, tried = whole(tonumber(attempt) + 1), nil
+    attempt, tried = whole(num(attempt) + 1), nil
   else
     -- Nothing was executed: the attempt goes on under its number, and its node is one of those who tried.
     local before = get(record, 'n') ~= node and get(redis.call('HGET', nodes, get(record, 'n') or '') or '', 'i')
@@ -101,7 +101,7 @@ if record then
   tried = #losers > 0 and table.concat(losers, ',') or nil
 else
   if trace(job, ticks, claim, tick) and redis.call('GET', claim) ~= owner then
-    return {'lost', clock, 'gone', '', '', '0', '', ''}
+    return {'lost', clock, 'gone', '', '', '0', '0', '0'}
   end
   if untimely then return {untimely, clock} end
 end
@@ -109,10 +109,10 @@ end
 local below = below_list(ticks, tick) and 'below' or ''
 local token = draw_token(job)
 record = 'a=' .. attempt .. ' s=claimed n=' .. node .. ' o=' .. owner .. ' k=' .. token .. ' c=' .. clock
-  .. ' l=' .. whole(now + tonumber(lease)) .. ' ' .. fire
+  .. ' l=' .. whole(now + num(lease)) .. ' ' .. fire
 if tried then record = put(record, 't', tried) end
 take(job, ticks, runs, recent, claim, tick, owner, ttl, record)
 set_live(job, tick, true)
 if kind == 'fire' and not redis.call('HGET', job, 'known') then redis.call('HSET', job, 'known', clock) end
-trim(job, runs, recent, tonumber(ttl))
+trim(job, runs, recent, num(ttl))
 return {'won', clock, token, attempt, below}

@@ -5,5 +5,5 @@
 -- Atomic, so that record and traces are of one instant.
 local job, ticks, runs, claim = unpack(KEYS)
 local record = redis.call('HGET', runs, ARGV[1])
-if record then return {whole(now), get(record, 's') or 'unknown'} end
+if record then return {whole(now), word(record, 's')} end
 return {whole(now), trace(job, ticks, claim, ARGV[1]) or ''}

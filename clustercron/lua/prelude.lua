@@ -2,12 +2,23 @@
 -- A record is text: `letter=value` pairs, separated by blanks; the letters are explained in schema.py.
 -- An old version keeps the letters that it does not know.
 local LAYOUT, KEPT_TICKS, MAX_TRIED = 1, 1024, 100
+
+-- The number that a text is; 0 for what is none of ours. Anybody may have written to a record, and a script that stops
+-- at what it finds there would leave half of what it has to write.
+local function num(text)
+  text = tostring(text)
+  return string.match(text, '^%d+$') and #text <= 16 and tonumber(text) or 0
+end
+
 local time = redis.call('TIME')
-local now = tonumber(time[1]) * 1000 + math.floor(tonumber(time[2]) / 1000)
+local now = num(time[1]) * 1000 + math.floor(num(time[2]) / 1000)
 
 local function whole(number) return string.format('%.0f', number) end
 
 local function get(record, letter) return string.match(' ' .. record, ' ' .. letter .. '=(%S*)') end
+
+-- What a record says, for an answer: whatever it is, it is short.
+local function word(record, letter) return string.sub(get(record, letter) or 'unknown', 1, 100) end
 
 local function drop(record, letters)
   for letter in string.gmatch(letters, '%S') do
@@ -38,24 +49,24 @@ local function trace(job, ticks, claim, tick)
   if redis.call('EXISTS', claim) == 1 or redis.call('LPOS', ticks, tick) then return 'gone' end
   local newest = redis.call('HGET', job, 'newest')
   if newest == tick then return 'gone' end
-  if newest and tonumber(tick) < tonumber(newest) and redis.call('LLEN', ticks) == 0 then return 'gone' end
+  if newest and num(tick) < num(newest) and redis.call('LLEN', ticks) == 0 then return 'gone' end
   return nil
 end
 
 -- Whether the list of the last ticks is full and begins after this tick.
 local function below_list(ticks, tick)
   if redis.call('LLEN', ticks) < KEPT_TICKS then return false end
-  return tonumber(tick) < tonumber(redis.call('LINDEX', ticks, 0))
+  return num(tick) < num(redis.call('LINDEX', ticks, 0))
 end
 
 -- Put a tick into the list of the last ones, which is sorted: seven bytes a tick, where a sorted set takes a hundred.
 local function list_tick(ticks, tick)
   local last = redis.call('LINDEX', ticks, -1)
-  if not last or tonumber(last) < tonumber(tick) then
+  if not last or num(last) < num(tick) then
     redis.call('RPUSH', ticks, tick)
   elseif not redis.call('LPOS', ticks, tick) then
     for _, other in ipairs(redis.call('LRANGE', ticks, 0, -1)) do
-      if tonumber(other) > tonumber(tick) then
+      if num(other) > num(tick) then
         redis.call('LINSERT', ticks, 'BEFORE', other, tick)
         break
       end
@@ -71,7 +82,7 @@ local function trim(job, runs, recent, retention)
     local field = redis.call('LINDEX', recent, 0)
     local record = redis.call('HGET', runs, field)
     if record then
-      local touched = math.max(tonumber(get(record, 'c') or 0), tonumber(get(record, 'l') or 0))
+      local touched = math.max(num(get(record, 'c') or 0), num(get(record, 'l') or 0))
       if now - touched < retention then return end
       redis.call('HDEL', runs, field)
       set_live(job, field, false)
@@ -88,7 +99,7 @@ local function take(job, ticks, runs, recent, claim, tick, owner, ttl, record)
   if fresh then redis.call('RPUSH', recent, tick) end
   list_tick(ticks, tick)
   local newest = redis.call('HGET', job, 'newest')
-  if not newest or tonumber(newest) < tonumber(tick) then redis.call('HSET', job, 'newest', tick) end
+  if not newest or num(newest) < num(tick) then redis.call('HSET', job, 'newest', tick) end
   if not redis.call('HGET', job, 'layout') then redis.call('HSET', job, 'layout', LAYOUT) end
   if not redis.call('SET', claim, owner, 'NX', 'PX', ttl) then redis.call('SET', claim, owner, 'PX', ttl) end
 end
@@ -102,7 +113,7 @@ end
 
 -- A number that rises with every claim of the job, also when Redis lost its data in between.
 local function draw_token(job)
-  local token = math.max(now, tonumber(redis.call('HGET', job, 'token') or 0) + 1)
+  local token = math.max(now, num(redis.call('HGET', job, 'token') or 0) + 1)
   redis.call('HSET', job, 'token', whole(token))
   return whole(token)
 end

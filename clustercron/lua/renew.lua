@@ -14,14 +14,14 @@ if not record then
   local holder = redis.call('GET', claim)
   if holder and holder ~= owner then return {'fenced', clock, 'gone', ''} end
   record = put(restore, 's', 'running')
-  local highest = tonumber(redis.call('HGET', job, 'token') or 0)
-  if highest < tonumber(token) then redis.call('HSET', job, 'token', token) end
+  local highest = num(redis.call('HGET', job, 'token') or 0)
+  if highest < num(token) then redis.call('HSET', job, 'token', token) end
   take(job, ticks, runs, recent, claim, tick, owner, ttl, record)
   set_live(job, tick, true)
   answer = 'restored'
 elseif get(record, 'k') ~= token or get(record, 's') ~= 'running' then
-  return {'fenced', clock, get(record, 's') or 'unknown', get(record, 'n') or ''}
+  return {'fenced', clock, word(record, 's'), word(record, 'n')}
 end
-record = put(put(record, 'l', whole(now + tonumber(lease))), 'g', lease)
-redis.call('HSET', runs, tick, put(record, 'r', whole(tonumber(get(record, 'r') or 0) + 1)))
+record = put(put(record, 'l', whole(now + num(lease))), 'g', lease)
+redis.call('HSET', runs, tick, put(record, 'r', whole(num(get(record, 'r') or 0) + 1)))
 return {answer, clock}

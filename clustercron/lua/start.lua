@@ -8,15 +8,15 @@ local job, runs = unpack(KEYS)
 local owner, tick, token, deadline, lease = unpack(ARGV)
 local clock = whole(now)
 
-if now > tonumber(deadline) then return {'stale', clock} end
+if now > num(deadline) then return {'stale', clock} end
 local record = redis.call('HGET', runs, tick)
 if not record then return {'gone', clock} end
 local state = get(record, 's')
 if get(record, 'o') ~= owner or get(record, 'k') ~= token or (state ~= 'claimed' and state ~= 'running') then
-  return {'fenced', clock, state or 'unknown', get(record, 'n') or ''}
+  return {'fenced', clock, word(record, 's'), word(record, 'n')}
 end
-if state == 'claimed' and now > tonumber(get(record, 'l') or 0) then return {'lapsed', clock} end
+if state == 'claimed' and now > num(get(record, 'l') or 0) then return {'lapsed', clock} end
 local began = get(record, 'b') or clock
-record = put(put(put(record, 's', 'running'), 'b', began), 'l', whole(now + tonumber(lease)))
+record = put(put(put(record, 's', 'running'), 'b', began), 'l', whole(now + num(lease)))
 redis.call('HSET', runs, tick, put(record, 'g', lease))
 return {'ok', clock, began}
