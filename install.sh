@@ -67,6 +67,10 @@ quoted() {
 
 absolute() {
     case $1 in
+    *'
+'*) misuse 'the path has a line break' ;;
+    esac
+    case $1 in
     /*) path=$1 ;;
     *) path=$PWD/$1 ;;
     esac
