@@ -190,7 +190,9 @@ fi
 # --- before anything is touched
 
 tree=$(cd -- "$(dirname -- "$0")" && pwd -P)
-[ -f "$tree/pyproject.toml" ] && [ -f "$tree/clustercron/__init__.py" ] || die "$tree: not a tree of clustercron"
+if [ ! -f "$tree/pyproject.toml" ] || [ ! -f "$tree/clustercron/__init__.py" ]; then
+    die "$tree: not a tree of clustercron"
+fi
 version=$(sed -n 's/^__version__ = "\(.*\)"$/\1/p' "$tree/clustercron/__init__.py")
 [ -n "$version" ] || die "$tree/clustercron/__init__.py: has no version"
 
@@ -517,7 +519,9 @@ for kept in "$stage$base"/releases/*; do
     case releases/${kept##*/} in
     "$(readlink "$stage$base/current")" | "$(readlink "$stage$base/previous" || :)") continue ;;
     esac
-    [ -z "$stage" ] && [ -n "$(users_of "$kept")" ] || rm -rf -- "$kept"
+    if [ -n "$stage" ] || [ -z "$(users_of "$kept")" ]; then
+        rm -rf -- "$kept"
+    fi
 done
 
 # --- what now
