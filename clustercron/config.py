@@ -9,6 +9,7 @@ import os
 
 from clustercron import options
 from clustercron.errors import ConfigError, UsageError
+from clustercron.files import read_regular
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -88,9 +89,8 @@ def read_sources(environ: Mapping[str, str]) -> Sources:
             return Sources(environ, path, {})
         raise ConfigError(f"cannot read the configuration: {path}: no such file") from None
     except OSError as exc:
-        raise ConfigError(
-            f"cannot read the configuration: {path}: {_reason(exc)}", f"every user with a clustercron line reads {path}"
-        ) from None
+        hint = f"every user with a clustercron line reads {path}" if isinstance(exc, PermissionError) else None
+        raise ConfigError(f"cannot read the configuration: {path}: {_reason(exc)}", hint) from None
     except ValueError as exc:
         raise ConfigError(f"cannot read the configuration: {path}: {exc}") from None
     return Sources(environ, path, parse_file(text, path))
@@ -140,8 +140,7 @@ def _unquoted(value: str) -> str:
 
 
 def _read_text(path: str, limit: int) -> str:
-    with open(path, "rb") as file:
-        content = file.read(limit + 1)
+    content = read_regular(path, limit + 1)
     if len(content) > limit:
         raise ValueError(f"larger than {limit} bytes")
     try:
@@ -155,6 +154,7 @@ def _reason(exc: OSError) -> str:
 
 
 _HOST_MARKS = "._-:%"
+_TLS_FILES = ("CLUSTERCRON_REDIS_CA_FILE", "CLUSTERCRON_REDIS_CERT_FILE", "CLUSTERCRON_REDIS_KEY_FILE")
 
 
 class StoreAddress:
@@ -298,11 +298,9 @@ def store_address(sources: Sources, variable: str = "CLUSTERCRON_REDIS_URL") -> 
     path = sources.get("CLUSTERCRON_REDIS_PASSWORD_FILE")
     if path and address.password is None:
         address.password = _secret(path)
-    address.ca_file = _existing(sources, "CLUSTERCRON_REDIS_CA_FILE")
-    address.cert_file = _existing(sources, "CLUSTERCRON_REDIS_CERT_FILE")
-    address.key_file = _existing(sources, "CLUSTERCRON_REDIS_KEY_FILE")
-    if not address.tls and (address.ca_file or address.cert_file or address.key_file):
+    if not address.tls and any(map(sources.get, _TLS_FILES)):
         raise ConfigError(f"cannot use {variable} ({place}): TLS files are set, but the scheme is not rediss")
+    address.ca_file, address.cert_file, address.key_file = (_existing(sources, file) for file in _TLS_FILES)
     if address.key_file and not address.cert_file:
         raise ConfigError("cannot use CLUSTERCRON_REDIS_KEY_FILE: CLUSTERCRON_REDIS_CERT_FILE is not set")
     return address
@@ -326,10 +324,10 @@ def _existing(sources: Sources, variable: str) -> str | None:
     if path is None:
         return None
     try:
-        with open(path, "rb"):
-            return path
+        read_regular(path, 0)
     except OSError as exc:
         raise ConfigError(f"cannot read {variable}: {path}: {_reason(exc)}") from None
+    return path
 
 
 class StoreSettings:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 
 from clustercron.errors import BadZone
+from clustercron.files import read_regular
 
 SYSTEM_DIRS = ("/usr/share/zoneinfo", "/usr/lib/zoneinfo", "/usr/share/lib/zoneinfo", "/etc/zoneinfo")
 # In a system's directory these mean the node's own zone, which a schedule must never depend on.
@@ -383,15 +384,9 @@ def _is_name(name: str) -> bool:
 def _read_file(path: str, most: int = 1 << 20) -> bytes | None:
     """Return a file's bytes, the first `most` of them; None where there is no readable file."""
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        return read_regular(path, most)
     except (OSError, ValueError):
         return None
-    try:
-        return os.read(descriptor, most)
-    except OSError:
-        return None
-    finally:
-        os.close(descriptor)
 
 
 def _system_version(directory: str) -> str:

@@ -299,6 +299,31 @@ def test_a_file_that_is_no_text_is_refused(tmp_path: Path) -> None:
         read_sources({"CLUSTERCRON_CONFIG": str(tmp_path)})
 
 
+@pytest.mark.parametrize(
+    "variable",
+    ["CONFIG", "REDIS_PASSWORD_FILE", "REDIS_CA_FILE", "REDIS_CERT_FILE", "REDIS_KEY_FILE", "DAEMON_TZ"],
+)
+def test_a_named_pipe_is_refused_and_never_waited_for(tmp_path: Path, variable: str) -> None:
+    fleet = Fleet("rediss://127.0.0.1:1", tmp_path)
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    line = ["run", *(f"--{name}={text}" for name, text in REQUIRED.items()), "--", "/bin/true"]
+    end = fleet.start(*line, env={f"CLUSTERCRON_{variable}": str(pipe)}).end(15)
+    assert (end.returncode, end.stdout) == (125, "")
+    (said,) = end.stderr.splitlines()
+    assert f"{pipe}: " in said
+    assert said.endswith(("not a regular file", "no such readable file"))
+
+
+def test_a_link_to_a_file_and_a_redirected_file_are_files(tmp_path: Path) -> None:
+    path = tmp_path / "conf"
+    path.write_text("CLUSTERCRON_A=1\n")
+    (tmp_path / "link").symlink_to(path)
+    assert read_sources({"CLUSTERCRON_CONFIG": str(tmp_path / "link")}).file == {"CLUSTERCRON_A": "1"}
+    with path.open() as file:
+        assert read_sources({"CLUSTERCRON_CONFIG": f"/dev/fd/{file.fileno()}"}).file == {"CLUSTERCRON_A": "1"}
+
+
 def test_a_file_that_cannot_be_read_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "conf"
     path.write_text("CLUSTERCRON_A=1\n")

@@ -20,6 +20,7 @@ PACKAGE = Path(clustercron.__file__).parent
 ORDER = (
     "__init__",
     "errors",
+    "files",
     "options",
     "clock",
     "messages",

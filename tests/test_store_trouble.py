@@ -114,7 +114,7 @@ def test_a_bad_url_is_refused_without_being_repeated(fleet: Fleet, url: str) -> 
         {"PASSWORD_FILE": "/"},
         {"PASSWORD_FILE": "/dev/null"},
         {"CA_FILE": "/nonexistent"},
-        {"CA_FILE": "/dev/null", "CERT_FILE": "/nonexistent"},
+        {"CA_FILE": "/etc/passwd", "CERT_FILE": "/nonexistent"},
         {"KEY_FILE": "/dev/null"},
     ],
     ids=lambda variables: " ".join(f"{name}={value}" for name, value in variables.items()),
