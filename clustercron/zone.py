@@ -137,9 +137,7 @@ class Zone:
         table_end = self._starts[-1] if self._starts else -_ALWAYS
         starts = self._starts[-4:]
         offsets = self._offsets[-1 - len(starts) :]
-        coming = [
-            change for near in (year - 1, year, year + 1) for change in footer.changes(near) if change[0] > table_end
-        ]
+        coming = footer.changes_near(year, table_end)
         if civil(table_end // 1440)[0] < year - 1 and coming:
             starts, offsets = [], [footer.changes(year - 2)[-1][1]]
         for start, offset in coming:
@@ -182,6 +180,10 @@ class _Footer:
         to_summer = (_instant_of(self.start, year) - self.standard, self.summer)
         to_standard = (_instant_of(self.end, year) - self.summer, self.standard)
         return [(-(-instant // 60), offset) for instant, offset in sorted((to_summer, to_standard))]
+
+    def changes_near(self, year: int, after: int) -> list[tuple[int, int]]:
+        """Return the changes of a year and its neighbours that come after a minute of UTC."""
+        return [change for near in (year - 1, year, year + 1) for change in self.changes(near) if change[0] > after]
 
 
 def _skip_abbreviation(text: str) -> str:
@@ -304,7 +306,8 @@ def _parse_tzif(name: str, data: bytes, rules_version: str) -> Zone:
     ]
     starts: list[int] = []
     offsets = [kind_offsets[0]]
-    for time, kind in zip(_numbers(data, times_at, count, width), data[index_at:kinds_at], strict=True):
+    times = _numbers(data, times_at, count, width)
+    for time, kind in zip(times, data[index_at:kinds_at], strict=True):
         _append_change(starts, offsets, -(-time // 60), kind_offsets[kind])
     footer = None
     if width == 8:
@@ -315,6 +318,12 @@ def _parse_tzif(name: str, data: bytes, rules_version: str) -> Zone:
         footer = _Footer(text) if text else None
     if footer is not None and footer.start is None and footer.standard != offsets[-1]:
         raise ValueError(name)
+    if footer is not None and times:
+        # The last entries may keep the offset, and hold the rule off all the same. With the rule's next changes the table
+        # ends where it seems to.
+        end = -(-times[-1] // 60)
+        for start, offset in footer.changes_near(civil(end // 1440)[0], end):
+            _append_change(starts, offsets, start, offset)
     return Zone(name, rules_version, starts, offsets, footer)
 
 

@@ -30,6 +30,19 @@ def epoch(*fields: int) -> int:
     return int(datetime(*fields, tzinfo=UTC).timestamp())
 
 
+def changes_by_zoneinfo(rules: zoneinfo.ZoneInfo, begin: int, end: int) -> list[int]:
+    """Instants of all changes of the offset that do not take each other back within nine days."""
+    found = []
+    for low in range(begin, end, 9 * 86400):
+        high = min(low + 9 * 86400, end)
+        if offset_by_zoneinfo(rules, low) != (after := offset_by_zoneinfo(rules, high)):
+            while high - low > 1:
+                middle = (low + high) // 2
+                low, high = (low, middle) if offset_by_zoneinfo(rules, middle) == after else (middle, high)
+            found.append(high)
+    return found
+
+
 def offset_by_zoneinfo(rules: zoneinfo.ZoneInfo, instant: int) -> int:
     return int(datetime.fromtimestamp(instant, rules).utcoffset().total_seconds())
 
@@ -41,10 +54,11 @@ def test_offsets_are_those_of_zoneinfo(name):
     zone = load(name)
     assert (zone.name, zone.rules_version) == (name, tzdata.IANA_VERSION)
     instants = {random.Random(name).randrange(epoch(1972, 1, 1), epoch(2500, 1, 1)) for _ in range(200)}
-    for begin, end in ((epoch(2019, 12, 1), epoch(2038, 2, 1)), (epoch(2099, 1, 1), epoch(2101, 1, 1))):
-        for instant, _ in zone.changes(begin, end):
-            instants |= {instant - 60, instant - 1, instant, instant + 1}
-        instants |= set(range(begin, end, 86400 * 23))
+    for begin, end in ((epoch(1970, 1, 1), epoch(2038, 1, 1)), (epoch(2099, 1, 1), epoch(2101, 1, 1))):
+        changes = [instant for instant, _ in zone.changes(begin, end)]
+        # Changes are seen at whole minutes.
+        assert {-(-instant // 60) * 60 for instant in changes_by_zoneinfo(rules, begin, end)} <= set(changes)
+        instants |= {minute for instant in changes for minute in (instant - 60, instant, instant + 1)}
     for instant in sorted(instants):
         assert zone.offset_at(instant) == offset_by_zoneinfo(rules, instant), datetime.fromtimestamp(instant, UTC)
         assert zone.lowest * 60 <= zone.offset_at(instant) < zone.highest * 60 + 60
