@@ -33,8 +33,8 @@ def epoch(*fields: int) -> int:
 def changes_by_zoneinfo(rules: zoneinfo.ZoneInfo, begin: int, end: int) -> list[int]:
     """Instants of all changes of the offset that do not take each other back within nine days."""
     found = []
-    for low in range(begin, end, 9 * 86400):
-        high = min(low + 9 * 86400, end)
+    for day in range(begin, end, 9 * 86400):
+        low, high = day, min(day + 9 * 86400, end)
         if offset_by_zoneinfo(rules, low) != (after := offset_by_zoneinfo(rules, high)):
             while high - low > 1:
                 middle = (low + high) // 2
