@@ -153,7 +153,6 @@ def _reason(exc: OSError) -> str:
     return (exc.strerror or str(exc)).lower()
 
 
-_HOST_MARKS = "._-:%"
 _TLS_FILES = ("CLUSTERCRON_REDIS_CA_FILE", "CLUSTERCRON_REDIS_CERT_FILE", "CLUSTERCRON_REDIS_KEY_FILE")
 
 
@@ -232,21 +231,10 @@ def _read_host(address: StoreAddress, place: str) -> None:
     host, slash, db = place.partition("/")
     if slash and db:
         address.db = _database(db)
-    if host.startswith("["):
-        address.host, bracket, port = host[1:].partition("]")
-        if not bracket or (port and not port.startswith(":")):
-            raise ValueError("the IPv6 address is not of the form [::1]:6379")
-        port = port[1:]
-    else:
-        address.host, _, port = host.partition(":")
+    address.host, port = options.host_and_port(host)
     if not address.host:
         raise ValueError("has no host: a Redis on every node would run the job on every node")
-    if address.host.startswith(".") or not all(c.isalnum() or c in _HOST_MARKS for c in address.host):
-        raise ValueError("the host is no name and no address")
-    if port:
-        if not (port.isascii() and port.isdigit()) or not 0 < int(port[:6]) < 65536:
-            raise ValueError("the port is not a number from 1 to 65535")
-        address.port = int(port)
+    address.port = port or address.port
 
 
 def _database(text: str) -> int:

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 ENV_PREFIX = "CLUSTERCRON_"
 NAME_CHARACTERS = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789._-")
 MAX_NAME = 100
+_HOST_MARKS = "._-:%"
 _UNITS_MS = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 _MAX_DURATION_MS = 10 * 366 * 86_400_000
 _UNITS_BYTES = {"": 1, "K": 1 << 10, "KB": 1 << 10, "KIB": 1 << 10, "M": 1 << 20, "MB": 1 << 20, "MIB": 1 << 20}
@@ -169,6 +170,26 @@ def command_text(text: str) -> str:
     return text
 
 
+def host_and_port(text: str) -> tuple[str, int | None]:
+    """Read `name`, `name:443`, `127.0.0.1:443` or `[::1]:443`; the host may be empty and is not looked up.
+
+    Raises:
+        ValueError: with the reason.
+    """
+    if text.startswith("["):
+        host, bracket, rest = text[1:].partition("]")
+        if not bracket or (rest and not rest.startswith(":")):
+            raise ValueError("the IPv6 address is not of the form [::1]:6379")
+        port = rest[1:]
+    else:
+        host, _, port = text.partition(":")
+    if host.startswith(".") or not all(c.isalnum() or c in _HOST_MARKS for c in host):
+        raise ValueError("the host is no name and no address")
+    if port and (not _digits(port) or not 0 < int(port[:6]) < 65536):
+        raise ValueError("the port is not a number from 1 to 65535")
+    return host, int(port) if port else None
+
+
 def http_url(text: str) -> str:
     """Check that a text is an http or https URL.
 
@@ -176,7 +197,9 @@ def http_url(text: str) -> str:
         ValueError: it is not.
     """
     scheme, colon, rest = text.partition("://")
-    if not colon or scheme not in ("http", "https") or not rest.strip("/") or not text.isprintable() or " " in text:
+    place = rest.partition("#")[0].partition("?")[0].partition("/")[0]
+    host, _ = host_and_port(place.rpartition("@")[2])
+    if not colon or scheme not in ("http", "https") or not host or not text.isprintable() or " " in text:
         raise ValueError("not a URL such as https://hc.example.net/uuid")
     return text
 

@@ -23,14 +23,12 @@ TRIES = 2
 
 def main(argv: list[str]) -> int:
     """Send the request, twice at the most; a failure is one line."""
-    import urllib.parse
-
     job, suffix, body = argv
-    url = urllib.parse.urlsplit(os.environ["CLUSTERCRON_PING"])
-    path = url.path.rstrip("/") + (f"/{suffix}" if suffix else "")
-    user, at, place = url.netloc.rpartition("@")
-    headers = {"Authorization": "Basic " + _encoded(urllib.parse.unquote(user))} if at else {}
-    target = url._replace(netloc=place, path=path, fragment="").geturl()
+    try:
+        target, headers = _addressed(os.environ["CLUSTERCRON_PING"], suffix)
+    except ValueError:  # its text may have the password
+        print_error(f"{job}: cannot ping: the URL cannot be read")
+        return 1
     signal.signal(signal.SIGALRM, _give_up)
     _await_turn()
     for _ in range(TRIES):
@@ -43,6 +41,17 @@ def main(argv: list[str]) -> int:
     return 1
 
 
+def _addressed(text: str, suffix: str) -> tuple[str, dict[str, str]]:
+    """Answer the URL with the suffix behind its path and without its user, who goes into the headers."""
+    import urllib.parse
+
+    url = urllib.parse.urlsplit(text)
+    path = url.path.rstrip("/") + (f"/{suffix}" if suffix else "")
+    user, at, place = url.netloc.rpartition("@")
+    headers = {"Authorization": "Basic " + _encoded(urllib.parse.unquote(user))} if at else {}
+    return url._replace(netloc=place, path=path, fragment="").geturl(), headers
+
+
 def _await_turn() -> None:
     signal.alarm(TRY_S * TRIES)
     # The end of stdin is the end of the request before; the first of two has the end for writing, which cannot be read.
@@ -51,6 +60,7 @@ def _await_turn() -> None:
 
 
 def _send(target: str, body: bytes, headers: dict[str, str]) -> str | None:
+    import http.client
     import urllib.error
     import urllib.request
 
@@ -63,8 +73,8 @@ def _send(target: str, body: bytes, headers: dict[str, str]) -> str | None:
         return f"HTTP {exc.code}"
     except urllib.error.URLError as exc:
         return str(getattr(exc.reason, "strerror", None) or exc.reason).lower()
-    except (OSError, ValueError) as exc:
-        return str(exc).lower()
+    except (OSError, ValueError, http.client.HTTPException) as exc:
+        return str(exc).lower() or type(exc).__name__
 
 
 def _encoded(user: str) -> str:

@@ -147,6 +147,38 @@ def test_a_switch_that_is_not_there_is_one_line(fleet: Fleet) -> None:
     ]
 
 
+def test_a_switch_that_does_not_speak_http_is_one_line(fleet: Fleet) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def babble() -> None:
+            while True:
+                try:
+                    peer, _ = listener.accept()
+                except OSError:
+                    return
+                with peer:
+                    peer.recv(4096)
+                    peer.sendall(b"\x00what is it?\r\n")
+
+        thread = threading.Thread(target=babble)
+        thread.start()
+        end = run(fleet, ["--ping", f"http://127.0.0.1:{listener.getsockname()[1]}/uuid"], "exit 4")
+        listener.shutdown(socket.SHUT_RDWR)
+        thread.join()
+    assert end.returncode == 4
+    said = end.stderr.splitlines()
+    assert [line.rpartition(": ")[0].rpartition("/")[2] for line in said] == ["start", "fail"]
+    assert all(line.startswith("clustercron: hooks: cannot ping http://127.0.0.1:") for line in said)
+
+
+def test_a_url_that_only_the_ping_can_judge_is_one_line_without_its_password(fleet: Fleet) -> None:
+    end = run(fleet, ["--ping", "http://me:SECRET@[abc]/uuid"], "exit 4")
+    assert end.returncode == 4
+    said = end.stderr.splitlines()
+    assert len(said) == 2
+    assert all(line.startswith("clustercron: hooks: cannot ping") and "SECRET" not in line for line in said)
+
+
 def test_the_ping_leaves_no_descriptor_and_no_zombie_with_the_job(fleet: Fleet) -> None:
     with Switch() as switch:
         alone = 'test "$(wc -w < /proc/$PPID/task/$PPID/children)" = 1'

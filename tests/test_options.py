@@ -125,7 +125,23 @@ def test_what_is_no_job_name(text: str) -> None:
         (options.choice("warn", "kill"), ["warn", "kill"], ["Warn", "", "warn "]),
         (options.plain, ["x", "é", "a b"], ["", "\t", "a\0", "\udcff", "\u2028"]),
         (options.command_text, ["x", "a\nb"], ["", " \n"]),
-        (options.http_url, ["http://a", "https://a/b?c=d"], ["", "http://", "http:///", "ftp://a", "http://a b", "a"]),
+        (
+            options.http_url,
+            ["http://a", "https://a/b?c=d", "https://u:p@a:443/b", "http://[::1]:80", "http://a?b/c", "http://a/[:x@y"],
+            [
+                "",
+                "http://",
+                "http:///",
+                "ftp://a",
+                "http://a b",
+                "a",
+                "http://u@",
+                "http://[",
+                "http://[::1]x",
+                "http://:1",
+            ]
+            + [f"http://a:{port}/x" for port in ("abc", "0", "65536", "-1", "1:1", "٣")],
+        ),
     ],
 )
 def test_other_values(read: Callable[[str], object], good: list[str], bad: list[str]) -> None:
