@@ -41,7 +41,7 @@ OTHER_VARIABLES = (
     "CLUSTERCRON_NODE",
     "CLUSTERCRON_STATE_DIR",
 )
-URL_VARIABLES = ("CLUSTERCRON_REDIS_URL", "CLUSTERCRON_REDIS_READ_URL")
+URL_VARIABLES = ("CLUSTERCRON_REDIS_URL", "CLUSTERCRON_REDIS_READ_URL", "CLUSTERCRON_PING")
 
 
 class Sources:
@@ -346,7 +346,7 @@ def store_settings(sources: Sources, variable: str = "CLUSTERCRON_REDIS_URL") ->
     try:
         retention_ms = options.positive_duration_ms(text)
     except ValueError as exc:
-        raise ConfigError(f"cannot use CLUSTERCRON_RETENTION: {text!r}: {exc}") from None
+        raise ConfigError(f"cannot use CLUSTERCRON_RETENTION: {options.quoted(text)}: {exc}") from None
     try:
         stores_command = options.flag(sources.get("CLUSTERCRON_STORE_COMMAND") or "no")
     except ValueError as exc:
@@ -365,7 +365,9 @@ def node_name(sources: Sources) -> str:
         host = os.uname().nodename[:_MAX_NODE]
         return "".join(c if c in options.NAME_CHARACTERS else "-" for c in host) or "unknown"
     if len(given) > _MAX_NODE or any(c not in options.NAME_CHARACTERS for c in given):
-        raise ConfigError(f"cannot use CLUSTERCRON_NODE: {given!r}: 1 to {_MAX_NODE} of A-Z a-z 0-9 . _ -")
+        raise ConfigError(
+            f"cannot use CLUSTERCRON_NODE: {options.quoted(given)}: 1 to {_MAX_NODE} of A-Z a-z 0-9 . _ -"
+        )
     return given
 
 
@@ -387,7 +389,7 @@ def tzdata_source(sources: Sources) -> str:
     """
     word = sources.get("CLUSTERCRON_TZDATA") or "package"
     if word not in ("package", "system"):
-        raise ConfigError(f"cannot use CLUSTERCRON_TZDATA: {word!r} is not one of package, system")
+        raise ConfigError(f"cannot use CLUSTERCRON_TZDATA: {options.quoted(word)} is not one of package, system")
     return word
 
 
@@ -468,7 +470,8 @@ def run_settings(given: Mapping[str, str], sources: Sources) -> RunSettings:
                 value = False if option.is_flag else None
         except ValueError as exc:
             if found is not None:
-                raise ConfigError(f"cannot use {option.variable} ({found[1]}): {found[0]!r}: {exc}") from None
-            raise UsageError(f"cannot use --{option.name}: {text!r}: {exc}") from None
+                name = f"{option.variable} ({found[1]})"
+                raise ConfigError(f"cannot use {name}: {options.quoted(found[0])}: {exc}") from None
+            raise UsageError(f"cannot use --{option.name}: {options.quoted(str(text))}: {exc}") from None
         setattr(settings, option.field, value)
     return settings

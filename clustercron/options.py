@@ -25,6 +25,12 @@ def _digits(text: str) -> bool:
     return text.isascii() and text.isdigit()
 
 
+def quoted(text: str) -> str:
+    """Quote a value that cannot be used, for a message; of what may hold a password, in front of an @, only the rest."""
+    user, _, place = text.rpartition("@")
+    return repr(f"...@{place}" if ":" in user else text)
+
+
 def job_name(text: str) -> str:
     """Check a job's name.
 

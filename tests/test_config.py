@@ -125,6 +125,16 @@ def test_a_bad_option_is_named(option: options.Option) -> None:
     assert caught.value.message.startswith(f"cannot use --{option.name}: {bad!r}: ")
 
 
+@pytest.mark.parametrize("bad", [f"htp://user:{SECRET}@hc/x", f"https://{SECRET}@hc:x/", f"user:{SECRET}@hc"])
+@pytest.mark.parametrize("variable", ["PING", "GRACE", "RETENTION", "NODE", "TZDATA", "RETRIES"])
+def test_a_value_that_may_hold_a_password_is_not_repeated(quiet_fleet: Fleet, variable: str, bad: str) -> None:
+    line = [f"--{name}={text}" for name, text in REQUIRED.items()]
+    said = _refused(quiet_fleet, *line, env={f"CLUSTERCRON_{variable}": bad})
+    assert f"cannot use CLUSTERCRON_{variable}" in said
+    assert "'...@hc" in said
+    assert SECRET not in said
+
+
 @pytest.fixture(scope="module")
 def quiet_fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
     """Nodes that never get as far as asking their store."""

@@ -106,6 +106,16 @@ def test_a_url_is_taken_out_if_it_has_a_password(fleet: Fleet, user: str, stays:
     assert "secret" not in "".join(env.values())
 
 
+def test_a_switch_s_url_with_a_password_is_taken_out_too(fleet: Fleet) -> None:
+    url = f"http://user:secret@127.0.0.1:{free_port()}/uuid"
+    end = fleet.run(
+        "--job", "env", *SCHEDULE, "--tick", "2026-03-30T00:30:00Z", "--", "env", env={"CLUSTERCRON_PING": url}
+    )
+    assert end.returncode == 0
+    assert end.stderr.count("cannot ping http://127.0.0.1:") == 2
+    assert "secret" not in end.stdout + end.stderr
+
+
 def test_neither_job_nor_hook_sees_the_password_that_was_used(fleet: Fleet, server: Server) -> None:
     client = server.client()
     client.config_set("requirepass", "secret")
