@@ -7,6 +7,8 @@ here and nowhere else.
 from __future__ import annotations
 
 import os
+from contextlib import redirect_stdout, suppress
+from io import StringIO
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -22,8 +24,8 @@ from clustercron.errors import (
     StoreUnavailable,
     UsageError,
 )
-from clustercron.messages import print_error, print_trouble
-from clustercron.options import RUN_OPTIONS, Option, RunArguments
+from clustercron.messages import fill_standard_descriptors, print_error, print_output, print_trouble
+from clustercron.options import RUN_OPTIONS, Option, RunArguments, quoted
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -69,10 +71,12 @@ def main(argv: Sequence[str]) -> int:
     unusable = EXIT_RUN_FAILED if argv[:1] == ["run"] else EXIT_UNUSABLE
     if not argv:
         # Each version of click has its own way to say this.
-        click.echo(cli.get_help(click.Context(cli, info_name="clustercron", max_content_width=100)), err=True)
+        help = cli.get_help(click.Context(cli, info_name="clustercron", max_content_width=100))
+        with suppress(CannotWrite):
+            print_output(help + "\n", descriptor=2)
         return unusable
     try:
-        answer = cli.main(args=list(argv), prog_name="clustercron", standalone_mode=False)
+        answer = _obey(argv)
     except click.ClickException as exc:
         context = getattr(exc, "ctx", None)
         print_error(_click_message(exc))
@@ -85,14 +89,22 @@ def main(argv: Sequence[str]) -> int:
         return 128 + 2
     except ClustercronError as exc:
         print_trouble(None, exc)
+        if unusable == EXIT_RUN_FAILED:
+            return unusable
         if isinstance(exc, NotKnown):
             return EXIT_NOT_KNOWN
         return EXIT_NO_STORE if isinstance(exc, (StoreUnavailable, StoreRefused, CannotWrite)) else unusable
-    except BrokenPipeError:
-        # Whoever read us has enough; Python would complain once more when it flushes.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-        return 0
     return answer if isinstance(answer, int) else 0
+
+
+def _obey(argv: Sequence[str]) -> object:
+    """Let click carry a command line out. What it prints itself, help and the version, is written as a view's output is."""
+    printed = StringIO()
+    try:
+        with redirect_stdout(printed):
+            return cli.main(args=list(argv), prog_name="clustercron", standalone_mode=False)
+    finally:
+        print_output(printed.getvalue())
 
 
 def _click_message(exc: click.ClickException) -> str:
@@ -161,6 +173,7 @@ class _Look:
     def __init__(self, **given: str | bool | None) -> None:
         from clustercron import config, render
 
+        fill_standard_descriptors()
         texts = {name.replace("_", "-"): "yes" if text is True else str(text) for name, text in given.items() if text}
         self.sources: Sources = config.read_sources(os.environ)
         self.settings: RunSettings = config.run_settings(texts, self.sources)
@@ -225,7 +238,7 @@ def _read(name: str, text: str, reader: Callable[[str], Any]) -> Any:
     try:
         return reader(text)
     except ValueError as exc:
-        raise UsageError(f"cannot use {name}: {text!r}: {exc}") from None
+        raise UsageError(f"cannot use {name}: {quoted(text)}: {exc}") from None
     except UsageError as exc:
         raise UsageError(f"cannot use {name}: {exc.message}") from None
 

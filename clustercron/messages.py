@@ -8,11 +8,11 @@ from __future__ import annotations
 import os
 import time
 
+from clustercron.errors import CannotWrite, ClustercronError
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-    from clustercron.errors import ClustercronError
 
 PROGRAM = "clustercron"
 
@@ -25,15 +25,34 @@ def escaped(text: str) -> str:
 
 
 def fill_standard_descriptors() -> None:
-    """Put /dev/null where stdin, stdout or stderr is closed, so that no socket gets its number; the job has it closed."""
+    """Put /dev/null where stdin, stdout or stderr is closed, so that no socket gets its number; the job has it closed.
+
+    It is for reading only: what is written to a closed stdout fails as it would have.
+    """
     for fd in (0, 1, 2):
         try:
             os.fstat(fd)
         except OSError:
             try:
-                os.open(os.devnull, os.O_RDWR)
+                os.open(os.devnull, os.O_RDONLY)
             except OSError:
                 return
+
+
+def print_output(text: str, encoding: str = "utf-8", descriptor: int = 1) -> None:
+    """Write the whole of what was asked for; a reader that has enough is no trouble.
+
+    Raises:
+        CannotWrite: the output is closed, full or broken.
+    """
+    view = memoryview(text.encode(encoding, "backslashreplace"))
+    try:
+        while view:
+            view = view[os.write(descriptor, view) :]
+    except BrokenPipeError:
+        return
+    except OSError as exc:
+        raise CannotWrite(f"cannot write the output: {(exc.strerror or str(exc)).lower()}") from None
 
 
 def print_error(text: str) -> None:

@@ -17,8 +17,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from clustercron import report, schema, tick
-from clustercron.errors import CannotWrite
-from clustercron.messages import escaped
+from clustercron.messages import escaped, print_output
 from clustercron.zone import day_number
 
 if TYPE_CHECKING:
@@ -127,15 +126,7 @@ def write(text: str, screen: Screen, descriptor: int = 1) -> None:
     Raises:
         CannotWrite: the output is closed, full or broken.
     """
-    data = text.encode("utf-8" if screen.unicode else "ascii", "backslashreplace")
-    view = memoryview(data)
-    try:
-        while view:
-            view = view[os.write(descriptor, view) :]
-    except BrokenPipeError:
-        return
-    except OSError as exc:
-        raise CannotWrite(f"cannot write the output: {(exc.strerror or str(exc)).lower()}") from None
+    print_output(text, "utf-8" if screen.unicode else "ascii", descriptor)
 
 
 def document(content: Mapping[str, Json]) -> str:

@@ -21,7 +21,7 @@ from clustercron.errors import (
     ZoneMismatch,
 )
 from clustercron.fired import find_fire
-from clustercron.messages import Voice, escaped, fill_standard_descriptors, print_trouble
+from clustercron.messages import Voice, escaped, fill_standard_descriptors, print_output, print_trouble
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -278,7 +278,7 @@ def _print_plan(line: _Line, claimed: Tick, claims: Claims, file: str, argv: tup
         f"plan   {plan}",
         "dry run: nothing was claimed and nothing was executed",
     ]
-    os.write(1, "".join(escaped(text) + "\n" for text in lines).encode("utf-8", "backslashreplace"))
+    print_output("".join(escaped(text) + "\n" for text in lines))
 
 
 def _wait_splay(splay_ms: int, voice: Voice) -> None:

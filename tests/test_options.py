@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import io
 import os
 from typing import TYPE_CHECKING
 
@@ -177,25 +176,28 @@ class ClickReading:
             self.arguments = arguments
             return 0
 
-        # Errors are written to the descriptor, so a pipe stands in its place.
-        with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(io.StringIO()) as out:
+        # Both outputs are written to their descriptors, so a pipe stands in the place of each.
+        with pytest.MonkeyPatch.context() as patch, _caught(1) as printed, _caught(2) as said:
             patch.setattr(clustercron.run, "main", take)
-            self.exit_code, self.said = _with_stderr(lambda: cli.main(["run", *argv]))
-        self.printed = out.getvalue()
+            self.exit_code = cli.main(["run", *argv])
+        self.printed, self.said = printed[0], said[0]
 
 
-def _with_stderr(act: Callable[[], int]) -> tuple[int, str]:
+@contextlib.contextmanager
+def _caught(descriptor: int) -> Iterator[list[str]]:
+    """Catch what is written to a descriptor; the list has it afterwards."""
+    caught: list[str] = []
     read_fd, write_fd = os.pipe()
-    saved = os.dup(2)
-    os.dup2(write_fd, 2)
+    saved = os.dup(descriptor)
+    os.dup2(write_fd, descriptor)
     try:
-        answer = act()
+        yield caught
     finally:
-        os.dup2(saved, 2)
+        os.dup2(saved, descriptor)
         os.close(saved)
         os.close(write_fd)
-    with os.fdopen(read_fd, "rb") as file:
-        return answer, file.read().decode(errors="replace")
+        with os.fdopen(read_fd, "rb") as file:
+            caught.append(file.read().decode(errors="replace"))
 
 
 VALUED = [f"--{option.name}" for option in RUN_OPTIONS if not option.is_flag]

@@ -7,6 +7,7 @@ import json
 import os
 import pty
 import re
+import shlex
 import signal
 import struct
 import subprocess
@@ -507,13 +508,47 @@ def test_a_reader_that_has_enough_is_no_trouble(fleet: Fleet) -> None:
         assert len(end.stdout.splitlines()) == 1
 
 
+SPEAKING = [
+    (3, "next --schedule '* * * * *'"),
+    (3, "status"),
+    (3, "--help"),
+    (3, "--version"),
+    (3, "status --help"),
+    (125, "run --help"),
+    (125, f"run --job billing --schedule '0 * * * *' --tick {TICK} --dry-run -- true"),
+]
+
+
+@pytest.mark.parametrize(("exit_code", "line"), SPEAKING)
 @pytest.mark.parametrize(
     ("target", "reason"), [(">/dev/full", "no space left on device"), (">&-", "bad file descriptor")]
 )
-def test_an_output_that_takes_nothing_is_one_line(fleet: Fleet, target: str, reason: str) -> None:
-    script = f"{' '.join(COMMAND)} next --schedule '* * * * *' {target}"
+def test_an_output_that_takes_nothing_is_one_line(
+    fleet: Fleet, exit_code: int, line: str, target: str, reason: str
+) -> None:
+    script = f"'{COMMAND[0]}' -I -m clustercron {line} {target}"
     end = subprocess.run(["sh", "-c", script], capture_output=True, env=fleet.env, timeout=60, check=False, text=True)
-    assert (end.returncode, end.stderr) == (3, f"clustercron: cannot write the output: {reason}\n")
+    job = "billing: " if "--job" in line else ""
+    assert (end.returncode, end.stderr) == (exit_code, f"clustercron: {job}cannot write the output: {reason}\n")
+
+
+@pytest.mark.parametrize("line", [line for _, line in SPEAKING])
+def test_an_output_that_was_closed_early_is_no_trouble(fleet: Fleet, line: str) -> None:
+    read_fd, write_fd = os.pipe()
+    os.close(read_fd)
+    command = [*COMMAND, *shlex.split(line)]
+    end = subprocess.run(command, stdout=write_fd, stderr=subprocess.PIPE, env=fleet.env, timeout=60, check=False)
+    os.close(write_fd)
+    assert (end.returncode, end.stderr) == (0, b"")
+
+
+def test_a_message_never_goes_to_redis_in_place_of_a_closed_descriptor(fleet: Fleet, client: redis.Redis) -> None:
+    client.sadd("clustercron:jobs", "not a job's name")
+    client.config_resetstat()
+    script = 'exec "$@" 2>&- <&- >&-'
+    assert fleet.call("status", command=["/bin/sh", "-c", script, "sh", *COMMAND]).returncode == 3
+    assert client.info("errorstats") == {}
+    assert client.info("commandstats").keys() >= {"cmdstat_smembers"}
 
 
 # Help
