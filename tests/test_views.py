@@ -542,13 +542,12 @@ def test_an_output_that_was_closed_early_is_no_trouble(fleet: Fleet, line: str) 
     assert (end.returncode, end.stderr) == (0, b"")
 
 
-def test_a_message_never_goes_to_redis_in_place_of_a_closed_descriptor(fleet: Fleet, client: redis.Redis) -> None:
+def test_a_message_never_goes_to_redis_in_place_of_a_closed_stderr(fleet: Fleet, client: redis.Redis) -> None:
     client.sadd("clustercron:jobs", "not a job's name")
     client.config_resetstat()
-    script = 'exec "$@" 2>&- <&- >&-'
-    assert fleet.call("status", command=["/bin/sh", "-c", script, "sh", *COMMAND]).returncode == 3
+    assert fleet.call("status", command=["/bin/sh", "-c", 'exec "$@" 2>&-', "sh", *COMMAND]).returncode == 0
     assert client.info("errorstats") == {}
-    assert client.info("commandstats").keys() >= {"cmdstat_smembers"}
+    assert "cmdstat_smembers" in client.info("commandstats")
 
 
 # Help
