@@ -170,11 +170,13 @@ cli.add_command(
 class _Look:
     """What every view has: its settings from options, environment and file, and the zones it needs."""
 
-    def __init__(self, **given: str | bool | None) -> None:
+    def __init__(self, poll: bool = False, **given: str | None) -> None:
         from clustercron import config, render
 
         fill_standard_descriptors()
-        texts = {name.replace("_", "-"): "yes" if text is True else str(text) for name, text in given.items() if text}
+        texts = {name.replace("_", "-"): text for name, text in given.items() if text is not None}
+        if poll:
+            texts["poll"] = "yes"
         self.sources: Sources = config.read_sources(os.environ)
         self.settings: RunSettings = config.run_settings(texts, self.sources)
         self.screen = render.screen_of(os.environ)

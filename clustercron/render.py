@@ -429,16 +429,18 @@ def length_text(milliseconds: int | None) -> str:
 
 
 def _short_utc(instant: int) -> str:
-    return tick.utc_text(instant)[:16].replace("T", " ") + "Z"
+    date, _, clock = tick.utc_text(instant).partition("T")
+    return f"{date} {clock[:5]}Z"
 
 
 def _short_local(local: str) -> str:
     """Shorten `2026-09-17T04:00:00+02:00` to `2026-09-17 04:00+02`; what is not on the hour keeps its minutes."""
-    return local[:16].replace("T", " ") + local[19:].removesuffix(":00")
+    date, _, clock = local.partition("T")
+    return f"{date} {clock[:5]}{clock[8:].removesuffix(':00')}"
 
 
 def _weekday_local(local: str) -> str:
-    year, month, day = (int(part) for part in local[:10].split("-"))
+    year, month, day = (int(part) for part in local.partition("T")[0].rsplit("-", 2))
     # 1970-01-01 was a Thursday.
     weekday = ("Thu", "Fri", "Sat", "Sun", "Mon", "Tue", "Wed")[day_number(year, month, day) % 7]
     return f"{weekday} {_short_local(local)}"

@@ -240,15 +240,18 @@ def parse_instant_ms(text: str) -> int:
             or `@` and epoch seconds. An instant without Z or offset is refused: its zone would be a guess.
 
     Raises:
-        UsageError: it is none of these, or there is no such date.
+        UsageError: it is none of these, there is no such date, or its year in UTC is not one of 1 to 9999.
     """
     try:
-        return _parse_instant_ms(text)
+        instant_ms = _parse_instant_ms(text)
     except ValueError:
         raise UsageError(
             f"instant {text!r}: not an instant with its offset from UTC: "
             "write 2026-09-17T02:00:00Z, 2026-09-17T04:00+02:00 or @1789610400"
         ) from None
+    if not 1 <= civil(instant_ms // 86_400_000)[0] <= 9999:
+        raise UsageError(f"instant {text!r}: not in the years 1 to 9999")
+    return instant_ms
 
 
 def _parse_instant_ms(text: str) -> int:

@@ -550,6 +550,42 @@ def test_a_message_never_goes_to_redis_in_place_of_a_closed_stderr(fleet: Fleet,
     assert "cmdstat_smembers" in client.info("commandstats")
 
 
+@pytest.mark.parametrize(
+    "line",
+    [
+        ["next", "--schedule", ""],
+        ["next", "--schedule", "@daily", "--tz", ""],
+        ["next", "--schedule", "@daily", "--from", ""],
+        ["next", "--schedule", "@daily", "--count", ""],
+        ["next", "--schedule", "@daily", "--from", "@-99999999999"],
+        ["next", "--schedule", "@daily", "--to", "@999999999999"],
+        ["explain", "--schedule", ""],
+        ["explain", "--schedule", "@daily", "--grace", ""],
+        ["explain", "--schedule", "@daily", "--at", "0001-01-01T00:00+00:01"],
+        ["status", "--store-timeout", ""],
+    ],
+    ids=" ".join,
+)
+def test_a_value_that_is_empty_or_out_of_time_is_refused_in_one_line(fleet: Fleet, line: list[str]) -> None:
+    end = fleet.call(*line)
+    assert (end.returncode, end.stdout) == (2, "")
+    (said,) = end.stderr.splitlines()
+    assert said.startswith(f"clustercron: cannot use {line[-2]}: ")
+
+
+def test_the_first_and_the_last_ticks_of_time_are_shown_whole(fleet: Fleet) -> None:
+    def rows(*line: str) -> list[list[str]]:
+        return [re.split("  +", row)[:2] for row in show(fleet, "next", *line).splitlines()[1:]]
+
+    last = rows("--schedule", "0 * * * *", "--tz", "Asia/Tokyo", "--from", "9999-12-31T23:00Z", "--count", "2")
+    assert last == [
+        ["9999-12-31 23:00Z", "Sat 10000-01-01 08:00+09"],
+        ["10000-01-01 00:00Z", "Sat 10000-01-01 09:00+09"],
+    ]
+    first = rows("--schedule", "0 * * * *", "--tz", "Etc/GMT+5", "--from", "0001-01-01T00:00Z", "--count", "1")
+    assert first == [["0001-01-01 00:00Z", "Sun 0000-12-31 19:00-05"]]
+
+
 # Help
 
 
