@@ -165,6 +165,15 @@ def plain(text: str) -> str:
     return text
 
 
+def schedule_text(text: str) -> str:
+    """Take a schedule whatever blanks stand between its fields: cron takes tabs as well.
+
+    Raises:
+        ValueError: it is empty or has control characters.
+    """
+    return plain(text.replace("\t", " "))
+
+
 def command_text(text: str) -> str:
     """Take a shell command as it is.
 
@@ -245,7 +254,13 @@ class Option:
 RUN_OPTIONS = (
     Option("job", "job", job_name, "NAME", None, "name of the job, the same on every node", variable=False),
     Option(
-        "schedule", "schedule", plain, "EXPR", None, "the line's own five fields, or an @alias, quoted", variable=False
+        "schedule",
+        "schedule",
+        schedule_text,
+        "EXPR",
+        None,
+        "the line's own five fields, or an @alias, quoted",
+        variable=False,
     ),
     Option("tz", "tz", plain, "ZONE", None, "IANA zone the schedule is read in; UTC when nothing says otherwise"),
     Option("grace", "grace_ms", grace_ms, "D", "auto", "how late after its tick a run may still start"),

@@ -29,7 +29,7 @@ REQUIRED = {"job": "billing", "schedule": "0 2 * * *"}
 # For each option two texts that mean something different, and one that it does not take.
 SAMPLES = {
     "job": ("a", "b", "a/b"),
-    "schedule": ("0 2 * * *", "@daily", "a\tb"),
+    "schedule": ("0 2 * * *", "@daily", "a\x0bb"),
     "tz": ("Europe/Amsterdam", "Asia/Tokyo", "Europe/\x07"),
     "grace": ("5m", "auto", "soon"),
     "poll": ("yes", "no", "maybe"),

@@ -123,6 +123,7 @@ def test_what_is_no_job_name(text: str) -> None:
         (options.count(0, 255), ["0", "255", "007"], ["256", "-1", "1.0", "", "٣", "9" * 10]),
         (options.choice("warn", "kill"), ["warn", "kill"], ["Warn", "", "warn "]),
         (options.plain, ["x", "é", "a b"], ["", "\t", "a\0", "\udcff", "\u2028"]),
+        (options.schedule_text, ["0 2 * * *", "0\t2 * * *"], ["", "a\vb", "a\nb"]),
         (options.command_text, ["x", "a\nb"], ["", " \n"]),
         (
             options.http_url,

@@ -586,6 +586,14 @@ def test_the_first_and_the_last_ticks_of_time_are_shown_whole(fleet: Fleet) -> N
     assert first == [["0001-01-01 00:00Z", "Sun 0000-12-31 19:00-05"]]
 
 
+def test_a_schedule_may_have_tabs(fleet: Fleet) -> None:
+    document = read(fleet, "next", "--schedule", "0\t2 *\t* *", "--from", TICK, "--count", "1")
+    assert [found["tick"] for found in document["ticks"]] == [TICK]
+    assert fire(fleet, "true", schedule="0\t2 * *\t*") == 0
+    (job,) = read(fleet, "status")["jobs"]
+    assert job["schedule"] == "0 2 * * *"
+
+
 # Help
 
 
