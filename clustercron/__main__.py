@@ -8,23 +8,27 @@ import sys
 
 def main() -> int:
     """Answer the exit code of what the command line asks for."""
-    if sys.argv[1:2] == ["run"]:
+    try:
+        return _obey(sys.argv[1:])
+    except KeyboardInterrupt:
+        from clustercron.supervise import die_of
+
+        return die_of(2)
+
+
+def _obey(argv: list[str]) -> int:
+    if argv[:1] == ["run"]:
         from clustercron.options import read_run
 
-        arguments = read_run(sys.argv[2:])
+        arguments = read_run(argv[1:])
         if arguments is not None:
             from clustercron.clock import Clock
             from clustercron.run import main as run
 
-            try:
-                return run(arguments, os.environ, Clock())
-            except KeyboardInterrupt:
-                from clustercron.supervise import die_of
-
-                return die_of(2)
+            return run(arguments, os.environ, Clock())
     from clustercron.cli import main as cli
 
-    return cli(sys.argv[1:])
+    return cli(argv)
 
 
 if __name__ == "__main__":

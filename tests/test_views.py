@@ -11,6 +11,7 @@ import shlex
 import signal
 import struct
 import subprocess
+import sys
 import termios
 import time
 from typing import TYPE_CHECKING, Any
@@ -592,6 +593,26 @@ def test_a_schedule_may_have_tabs(fleet: Fleet) -> None:
     assert fire(fleet, "true", schedule="0\t2 * *\t*") == 0
     (job,) = read(fleet, "status")["jobs"]
     assert job["schedule"] == "0 2 * * *"
+
+
+@pytest.mark.parametrize(
+    ("module", "line"),
+    [("clustercron.options", "run"), ("clustercron.wire", "run"), ("clustercron.cli", "status"), ("click", "--help")],
+)
+def test_an_interrupt_while_it_loads_ends_it_without_a_word(fleet: Fleet, module: str, line: str) -> None:
+    code = f"""
+import os, signal, sys
+class Interrupting:
+    def find_spec(self, name, path=None, target=None):
+        if name == {module!r}:
+            os.kill(os.getpid(), signal.SIGINT)
+from clustercron.__main__ import main
+sys.meta_path.insert(0, Interrupting())
+sys.exit(main())
+"""
+    words = [line, *(["--job", "a", "--schedule", "@daily", "--", "true"] if line == "run" else [])]
+    end = fleet.call(*words, command=[sys.executable, "-I", "-c", code])
+    assert (end.returncode, end.stdout, end.stderr) == (-signal.SIGINT, "", "")
 
 
 # Help
