@@ -127,7 +127,14 @@ def test_what_is_no_job_name(text: str) -> None:
         (options.command_text, ["x", "a\nb"], ["", " \n"]),
         (
             options.http_url,
-            ["http://a", "https://a/b?c=d", "https://u:p@a:443/b", "http://[::1]:80", "http://a?b/c", "http://a/[:x@y"],
+            [
+                "http://a",
+                "https://a/b?c=d",
+                "https://u:p@h.example.net:443/b",
+                "http://[::1]:80",
+                "http://a?b/c",
+                "http://a/[:x@y",
+            ],
             [
                 "",
                 "http://",
@@ -135,7 +142,7 @@ def test_what_is_no_job_name(text: str) -> None:
                 "ftp://a",
                 "http://a b",
                 "a",
-                "http://u@",
+                "http://a@",
                 "http://[",
                 "http://[::1]x",
                 "http://:1",
