@@ -103,9 +103,11 @@ def parse_file(text: str, path: str) -> dict[str, str]:
     to read a newer one's file.
 
     Raises:
-        ConfigError: a line is neither blank, comment nor assignment, or its value needs other quotes.
+        ConfigError: a line is neither blank, comment nor assignment, or its value needs other quotes or another line.
     """
     values: dict[str, str] = {}
+    if text.startswith("\ufeff"):
+        raise ConfigError(f"cannot read the configuration: {path} line 1: begins with a byte order mark")
     for number, raw in enumerate(text.split("\n"), 1):
         line = raw.strip(" \t\r")
         if not line or line[0] in "#;":
@@ -116,6 +118,8 @@ def parse_file(text: str, path: str) -> dict[str, str]:
                 raise ValueError("not of the form NAME=value")
             if name.startswith(options.ENV_PREFIX):
                 values[name] = _unquoted(value)
+            elif _goes_on(value):
+                raise ValueError("the value does not end with the line")
         except ValueError as exc:
             raise ConfigError(f"cannot read the configuration: {path} line {number}: {exc}") from None
     return values
@@ -137,6 +141,21 @@ def _unquoted(value: str) -> str:
     if quote == '"' and any(c in "$`\\" for c in inner):
         raise ValueError("a value with $, ` or a backslash stands in single quotes")
     return inner
+
+
+def _goes_on(value: str) -> bool:
+    """Whether a shell would read on in the next line: a quote is open, or a backslash stands at the end."""
+    quote = ""
+    characters = iter(value)
+    for character in characters:
+        if character == "\\" and quote != "'":
+            if next(characters, None) is None:
+                return True
+        elif character == quote:
+            quote = ""
+        elif not quote and character in "'\"":
+            quote = character
+    return bool(quote)
 
 
 def _read_text(path: str, limit: int) -> str:

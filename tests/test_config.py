@@ -125,7 +125,10 @@ def test_a_bad_option_is_named(option: options.Option) -> None:
     assert caught.value.message.startswith(f"cannot use --{option.name}: {bad!r}: ")
 
 
-@pytest.mark.parametrize("bad", [f"htp://user:{SECRET}@hc/x", f"https://{SECRET}@hc:x/", f"user:{SECRET}@hc"])
+@pytest.mark.parametrize(
+    "bad",
+    [f"htp://user:{SECRET}@hc.example.net/x", f"https://{SECRET}@hc.example.net:x/", f"user:{SECRET}@hc.example.net"],
+)
 @pytest.mark.parametrize("variable", ["PING", "GRACE", "RETENTION", "NODE", "TZDATA", "RETRIES"])
 def test_a_value_that_may_hold_a_password_is_not_repeated(quiet_fleet: Fleet, variable: str, bad: str) -> None:
     line = [f"--{name}={text}" for name, text in REQUIRED.items()]
@@ -245,6 +248,31 @@ def test_a_value_is_read_as_a_shell_would(line: str, value: str | None) -> None:
 def test_what_a_shell_would_read_differently_is_refused_with_its_line(line: str, reason: str) -> None:
     with pytest.raises(ConfigError, match=f"{FILE} line 3: .*{reason}"):
         parse_file(f"# a comment\n\n{line}\n", FILE)
+
+
+@pytest.mark.parametrize(
+    "value", ['"', "'", 'a"b', '"a" \'', "a\\", '"a\\"', "\"it's", "'a\\' '", "\\\\\\", '\\"" x', "it's # a comment"]
+)
+def test_a_foreign_value_that_goes_on_in_the_next_line_is_refused(value: str) -> None:
+    text = f"FOO={value}\nCLUSTERCRON_NODE=sneaky\nBAR='\"\n"
+    with pytest.raises(ConfigError, match=f"{FILE} line 1: the value does not end with the line"):
+        parse_file(text, FILE)
+
+
+@given(st.lists(st.sampled_from(["'", '"', "\\", "a", "\\\\"]), max_size=8).map("".join))
+@settings(max_examples=60, deadline=None)
+def test_what_is_read_after_a_foreign_value_a_shell_reads_too(value: str) -> None:
+    text = f"FOO={value}\nCLUSTERCRON_A=1\n"
+    with contextlib.suppress(ConfigError):
+        assert parse_file(text, FILE) == {"CLUSTERCRON_A": "1"}
+        script = f'{text}printf %s "$CLUSTERCRON_A"\n'
+        shell = subprocess.run(["/bin/sh", "-c", script], capture_output=True, check=True)
+        assert (shell.stdout, shell.stderr) == (b"1", b"")
+
+
+def test_a_byte_order_mark_is_named() -> None:
+    with pytest.raises(ConfigError, match=f"{FILE} line 1: begins with a byte order mark"):
+        parse_file("\ufeff# ours\nCLUSTERCRON_A=1\n", FILE)
 
 
 def test_comments_unknown_names_and_other_programs_names_are_passed_over() -> None:
