@@ -391,13 +391,25 @@ def node_name(sources: Sources) -> str:
 
 
 def state_dir(sources: Sources) -> str:
-    """Answer the directory for records that could not be delivered; it may not exist yet."""
+    """Answer the directory for records that could not be delivered; it may not exist yet.
+
+    Raises:
+        ConfigError: it is not absolute, or this user has no home for it.
+    """
     given = sources.get("CLUSTERCRON_STATE_DIR")
-    if given:
-        return given
-    if os.geteuid() == 0:
-        return ROOT_STATE_DIR
-    return os.path.join(os.path.expanduser("~"), ".local", "state", "clustercron")
+    if given is None:
+        if os.geteuid() == 0:
+            return ROOT_STATE_DIR
+        home = os.path.expanduser("~")
+        if not home.startswith("/"):
+            raise ConfigError(
+                "cannot find the state directory: this user has no home directory",
+                "name one in CLUSTERCRON_STATE_DIR, or set HOME",
+            )
+        return os.path.join(home, ".local", "state", "clustercron")
+    if not given.startswith("/"):
+        raise ConfigError(f"cannot use CLUSTERCRON_STATE_DIR: {options.quoted(given)}: not an absolute path")
+    return given
 
 
 def tzdata_source(sources: Sources) -> str:

@@ -567,6 +567,22 @@ def test_a_nodes_name_is_its_host_name_unless_given() -> None:
             config.node_name(_sources(NODE=bad))
 
 
+def test_the_state_directory_is_never_a_relative_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert config.state_dir(_sources(STATE_DIR="/a/b")) == "/a/b"
+    with pytest.raises(ConfigError, match="cannot use CLUSTERCRON_STATE_DIR: 'a/b': not an absolute path"):
+        config.state_dir(_sources(STATE_DIR="a/b"))
+    monkeypatch.setattr(os, "geteuid", lambda: 4_000_000_000)
+    monkeypatch.setenv("HOME", "/var/x")
+    assert config.state_dir(_sources()) == "/var/x/.local/state/clustercron"
+    monkeypatch.setenv("HOME", "x")
+    with pytest.raises(ConfigError, match="cannot find the state directory: this user has no home directory"):
+        config.state_dir(_sources())
+    monkeypatch.delenv("HOME")
+    monkeypatch.setattr(os, "getuid", lambda: 4_000_000_000)
+    with pytest.raises(ConfigError, match="cannot find the state directory: this user has no home directory"):
+        config.state_dir(_sources())
+
+
 def test_zone_rules_come_from_one_of_two_places() -> None:
     assert config.tzdata_source(_sources()) == "package"
     assert config.tzdata_source(_sources(TZDATA="system")) == "system"
