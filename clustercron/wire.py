@@ -406,7 +406,10 @@ class _Lookup:
         self.passing = True
         self.done = _thread.allocate_lock()
         self.done.acquire()
-        _thread.start_new_thread(self._run, (host, port))
+        try:
+            _thread.start_new_thread(self._run, (host, port))
+        except RuntimeError:
+            raise WireError("its name cannot be looked up: no thread can be started", True) from None
 
     def _run(self, host: str, port: int) -> None:
         try:
