@@ -341,28 +341,38 @@ class Claims:
         """Record how the attempt ended, and with a next lease begin the tick's next attempt.
 
         Without a claim (`won` is None) the run is recorded beside whatever the tick came to. Answers False when another
-        attempt has the tick and nothing was changed, True when recorded, the next attempt where one was asked for.
+        attempt has the tick and nothing was changed, True when recorded, the next attempt where one was asked for. A next
+        attempt that was asked for in vain is taken back by recording the end once more without one.
 
         Raises:
+            ClockSkew: the clocks differ by more than --max-skew; only with a next lease.
             StoreUnavailable: not confirmed within the budget.
             StoreRefused: asking again cannot help.
         """
         keys = [self._keys.job, self._keys.ticks, self._keys.runs, self._keys.recent, self._keys.claim(tick.text)]
         keys.append(self._keys.output(tick.text, won.attempt if won else self.owner))
+        begins_next = next_lease_ms is not None
 
-        def arguments(*_: int) -> list[str | bytes]:
+        def arguments(_: int, deadline_ms: int) -> list[str | bytes]:
             age_ms = max(0, self.clock.node_now_ms() - ending.ended_at_ms)
             fixed = [self.owner, str(tick.instant), won.token if won else "", ending.outcome, ending.facts]
             fixed += [str(age_ms), str(tick.ttl_ms), restore]
-            return [*fixed, ending.output, str(next_lease_ms) if next_lease_ms is not None else ""]
+            return [*fixed, ending.output, *([str(next_lease_ms), str(deadline_ms)] if begins_next else ["", ""])]
 
-        what = f"cannot record the end of {tick.text}"
-        status, now_text, *rest = self._ask(what, "finish", keys, arguments, listed=True)
-        if status == "fenced":
-            return False
-        if next_lease_ms is not None and rest:
-            return Won(rest[0], rest[1], int(now_text), False)
-        return True
+        what = f"cannot try {tick.text} again" if begins_next else f"cannot record the end of {tick.text}"
+        while True:
+            status, now_text, *rest = self._ask(what, "finish", keys, arguments, listed=True)
+            match status:
+                case "ok" if not begins_next:
+                    return True
+                case "ok" if len(rest) > 1:
+                    return Won(rest[0], rest[1], _whole(now_text), False)
+                case "fenced":
+                    return False
+                case "stale":
+                    self._tell_delay_from_skew(what, _whole(now_text))
+                case _:
+                    raise self._unread(what, status, rest)
 
     def _tell_delay_from_skew(self, what: str, store_now_ms: int) -> None:
         """Tell a request that was late from a clock that is wrong, by the round trip of the last try.

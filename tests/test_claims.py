@@ -11,7 +11,7 @@ from clustercron import schema
 from clustercron.claims import Claims, Ending, Lost, Tick, Won
 from clustercron.clock import Clock
 from clustercron.config import StoreSettings, parse_url
-from clustercron.errors import StoreRefused, StoreUnavailable, TooLate
+from clustercron.errors import ClockSkew, StoreRefused, StoreUnavailable, TooLate
 from clustercron.tick import utc_text
 from tests.rig import Server, wait_for
 
@@ -315,6 +315,48 @@ def test_next_attempt_of_a_retry_is_the_same_when_asked_twice(cast: Cast, client
     assert int(first.token) > int(won.token)
     assert record(client, f"{T}.1")["state"] == "failed"
     assert record(client)["state"] == "running"
+
+
+def test_next_attempt_that_its_owner_never_heard_of_is_taken_back_with_the_end(cast: Cast, client: redis.Redis) -> None:
+    claims = cast.node()
+    won = cast.claim(claims, a_tick())
+    claims.start(a_tick(), won, 60_000)
+    ending = ended("failed")
+    following = claims.finish(a_tick(), won, ending, "", 60_000)
+    assert isinstance(following, Won)
+    first = record(client, f"{T}.1")
+    assert cast.node().finish(a_tick(), won, ending, "") is False, "another owner has no attempt here"
+    for _ in range(2):
+        assert claims.finish(a_tick(), won, ending, "") is True
+        assert client.hkeys(KEYS.runs) == [str(T)]
+        assert record(client) == first
+        assert client.hget(KEYS.job, "live") == ""
+    assert claims.finish(a_tick(), won, ending, "", 60_000) is False, "a request that was overtaken begins nothing"
+    assert record(client) == first
+    assert int(cast.claim(cast.node(), a_tick(T + 60)).token) > int(following.token)
+
+
+def test_next_attempt_that_was_executed_is_not_taken_back(cast: Cast, client: redis.Redis) -> None:
+    claims = cast.node()
+    won = cast.claim(claims, a_tick())
+    claims.start(a_tick(), won, 60_000)
+    following = claims.finish(a_tick(), won, ended("failed"), "", 60_000)
+    assert isinstance(following, Won)
+    assert claims.finish(a_tick(), following, ended(), "") is True
+    assert claims.finish(a_tick(), won, ended("failed"), "") is False
+    assert (record(client)["state"], record(client)["attempt"]) == ("succeeded", "2")
+
+
+def test_request_for_a_next_attempt_has_a_deadline(cast: Cast, client: redis.Redis) -> None:
+    claims = cast.node()
+    won = cast.claim(claims, a_tick())
+    claims.start(a_tick(), won, 60_000)
+    late = Claims(cast.store, "billing", Clock(-3_600_000), 3_000, 30_000, claims.owner)
+    cast.nodes.append(late)
+    with pytest.raises(ClockSkew):
+        late.finish(a_tick(), won, ended("failed"), "", 60_000)
+    assert (record(client)["state"], client.hlen(KEYS.runs)) == ("running", 1)
+    assert late.finish(a_tick(), won, ended("failed"), "") is True, "an end is never too late"
 
 
 def test_records_are_deleted_after_the_retention_but_the_newest_stays(cast: Cast, client: redis.Redis) -> None:

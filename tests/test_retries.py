@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import select
 import signal
 import time
 from typing import TYPE_CHECKING, Any
@@ -13,6 +15,8 @@ from tests.rig import Fire, Fleet, Server, lines, wait_for
 
 if TYPE_CHECKING:
     import subprocess
+    from collections.abc import Iterator
+    from pathlib import Path
 
 TICK = "2026-01-05T02:00:00Z"
 FIELD = "1767578400"
@@ -107,14 +111,15 @@ def test_a_signal_in_the_delay_ends_the_retries(fleet: Fleet, server: Server, nu
     assert {a: r["s"] for a, r in runs(server).items()} == {"1": "failed"}
 
 
+def _spool(fleet: Fleet) -> Iterator[Path]:
+    return (fleet.folder / "state" / "spool").iterdir()
+
+
 _seen: dict[int, str] = {}
 
 
 def _log(fire: Fire) -> str:
     """What it has written to stderr so far."""
-    import os
-    import select
-
     assert fire.process.stderr is not None
     fd = fire.process.stderr.fileno()
     if select.select([fd], [], [], 0)[0]:
@@ -151,14 +156,68 @@ def test_a_retry_whose_message_was_lost_is_one_attempt_more(fleet: Fleet, server
     assert {a: r["s"] for a, r in runs(server).items()} == {"1": "failed", "2": "failed"}
 
 
+@pytest.mark.parametrize("delivered", ["by itself", "by the next fire"])
+def test_a_retry_whose_request_was_too_long_on_its_way_leaves_no_attempt(
+    fleet: Fleet, tmp_path: Path, delivered: str
+) -> None:
+    with Server(tmp_path / "own") as server:
+        fleet.set_url(server.url)
+        fire = start(fleet, "--retries 2 --retry-delay 0 --store-timeout 1s", f"kill -STOP {server.pid}; exit 3")
+        wait_for(lambda: f"cannot try {TICK} again" in _log(fire), "it gives the retry up")
+        if delivered == "by the next fire":
+            wait_for(lambda: "this node's next fire records it" in _log(fire), "the end is kept")
+        os.kill(server.pid, signal.SIGCONT)
+        end = fire.end()
+        said = _seen[fire.process.pid] + end.stderr
+        assert (end.returncode, len(end.stdout.splitlines())) == (3, 1)
+        assert said.count("cannot try") == 1
+        assert said.count("cannot record the end of") == int(delivered == "by the next fire")
+        assert "another attempt" not in said
+        fleet.run(*RUN[1:], "--job", "other", "--", "true")
+        assert server.client().hkeys("clustercron:{retry}:runs") == [FIELD]
+        assert {a: r["s"] for a, r in runs(server).items()} == {"1": "failed"}
+
+
+def test_a_retry_whose_reply_never_comes_leaves_no_attempt(fleet: Fleet, server: Server) -> None:
+    with Proxy(server.socket) as proxy:
+        fleet.set_url(proxy.url)
+        proxy.lose("finish", "reply", "reset", times=1000)
+        fire = start(fleet, "--retries 2 --retry-delay 0 --store-timeout 1s", "exit 3")
+        wait_for(lambda: f"cannot try {TICK} again" in _log(fire), "it gives the retry up")
+        proxy.heal()
+        end = fire.end()
+    assert (end.returncode, len(end.stdout.splitlines())) == (3, 1)
+    assert "another attempt" not in end.stderr
+    assert {a: r["s"] for a, r in runs(server).items()} == {"1": "failed"}
+
+
+def test_term_while_a_retry_is_asked_for_leaves_no_attempt(fleet: Fleet, server: Server) -> None:
+    with Proxy(server.socket) as proxy:
+        fleet.set_url(proxy.url)
+        hold = proxy.hold("finish")
+        fire = start(fleet, "--retries 2 --retry-delay 0", "exit 3")
+        hold.wait_until_reached()
+        fire.process.terminate()
+        wait_for(lambda: proxy.count("finish") > 1, "it tells its end")
+        hold.release()
+        end = fire.end()
+        assert (end.returncode, len(end.stdout.splitlines())) == (3, 1)
+        fleet.run(*RUN[1:], "--job", "other", "--", "true")
+    assert {a: r["s"] for a, r in runs(server).items()} == {"1": "failed"}
+
+
 def test_without_the_store_there_is_no_retry_and_the_end_is_kept(fleet: Fleet, server: Server) -> None:
     with Proxy(server.socket) as proxy:
         fleet.set_url(proxy.url)
         proxy.lose("finish", "request", "reset", times=1000)
         end = run(fleet, "--retries 3 --retry-delay 0 --store-timeout 1s", "exit 3")
         assert (end.returncode, len(end.stdout.splitlines())) == (3, 1)
-        assert "Traceback" not in end.stderr
-        assert len(list((fleet.folder / "state" / "spool").iterdir())) == 1
+        assert [line.split(": redis at")[0] for line in end.stderr.splitlines() if "TLS" not in line] == [
+            f"clustercron: retry: cannot try {TICK} again",
+            f"clustercron: retry: cannot record the end of {TICK}",
+            f"clustercron: hint: this node's next fire records it (failed), from {next(_spool(fleet))}",
+        ]
+        assert len(list(_spool(fleet))) == 1
         proxy.heal()
         assert fleet.run(*RUN[1:], "--", "/bin/echo", "twice").stdout == ""
     assert {a: r["s"] for a, r in runs(server).items()} == {"1": "failed"}

@@ -2,18 +2,21 @@
 -- KEYS: job, ticks, runs, recent, claim, output (of this attempt).
 -- ARGV: owner, tick in seconds, fencing token ('' for a run without a claim), outcome, what the record says of the end,
 --       age of the end, how long claim and output are kept (ms), record to restore, kept output, lease of the next
---       attempt (ms, '' for none).
--- Answers: `ok`, and with a next attempt its fencing token and number; `fenced` with the state and the node of the
---       attempt that has the tick: nothing was changed. Sent twice it answers the same twice.
+--       attempt (ms, '' for none), deadline of a request for one.
+-- Answers: `ok`, and with a next attempt its fencing token and number; `stale` for a next attempt past the deadline;
+--       `fenced` with the state and the node of the attempt that has the tick: nothing was changed. Sent twice it answers
+--       the same twice.
 -- Atomic, since an attempt that was taken over must not overwrite its successor.
 local job, ticks, runs, recent, claim, output = unpack(KEYS)
-local owner, tick, token, outcome, ending, age, ttl, restore, kept, lease = unpack(ARGV)
+local owner, tick, token, outcome, ending, age, ttl, restore, kept, lease, deadline = unpack(ARGV)
 local clock = whole(now)
+
+if lease ~= '' and now > num(deadline) then return {'stale', clock} end
 
 local record = redis.call('HGET', runs, tick)
 if token == '' then
   -- A run without a claim is kept beside whatever the tick came to otherwise.
-  local ended = put(restore, 's', outcome) .. ' e=' .. whole(now - tonumber(age)) .. ' ' .. ending
+  local ended = put(restore, 's', outcome) .. ' e=' .. whole(now - num(age)) .. ' ' .. ending
   if not record and not trace(job, ticks, claim, tick) then
     take(job, ticks, runs, recent, claim, tick, owner, ttl, ended)
   else
@@ -27,31 +30,37 @@ if not record then
   local holder = redis.call('GET', claim)
   if holder and holder ~= owner then return {'fenced', clock, 'gone', ''} end
   record = restore
-  local highest = tonumber(redis.call('HGET', job, 'token') or 0)
-  if highest < tonumber(token) then redis.call('HSET', job, 'token', token) end
+  local highest = num(redis.call('HGET', job, 'token') or 0)
+  if highest < num(token) then redis.call('HSET', job, 'token', token) end
   take(job, ticks, runs, recent, claim, tick, owner, ttl, record)
 elseif get(record, 'k') ~= token then
   -- The answer to a retry's request may have been lost: then the next attempt is ours already.
-  local before = redis.call('HGET', runs, tick .. '.' .. whole(tonumber(get(record, 'a') or 1) - 1))
-  if lease ~= '' and get(record, 'o') == owner and before and get(before, 'k') == token then
-    return {'ok', get(record, 'b'), get(record, 'k'), get(record, 'a')}
+  local field = tick .. '.' .. whole(num(get(record, 'a') or 1) - 1)
+  local before = redis.call('HGET', runs, field)
+  if not (get(record, 'o') == owner and before and get(before, 'k') == token) then
+    return {'fenced', clock, word(record, 's'), word(record, 'n')}
   end
-  return {'fenced', clock, get(record, 's') or 'unknown', get(record, 'n') or ''}
+  if lease ~= '' then return {'ok', get(record, 'b'), get(record, 'k'), get(record, 'a')} end
+  -- Its owner never heard of it, and so executed nothing: who has a next attempt ends that one. It is taken back.
+  redis.call('HSET', runs, tick, before)
+  redis.call('HDEL', runs, field)
+  record = before
 end
 
 local state = get(record, 's')
-if state == 'claimed' or state == 'running' or state == outcome then
+-- An end that is recorded is the last word: a request for a next attempt that comes behind it was overtaken.
+if state == 'claimed' or state == 'running' or (state == outcome and lease == '') then
   local ended = put(record, 's', outcome)
-  if not get(record, 'e') then ended = put(ended, 'e', whole(now - tonumber(age))) .. ' ' .. ending end
+  if not get(record, 'e') then ended = put(ended, 'e', whole(now - num(age))) .. ' ' .. ending end
   ended = drop(ended, 'olrg')
   if kept ~= '' then redis.call('SET', output, kept, 'PX', ttl) end
   if lease ~= '' then
     archive(runs, recent, tick, ended)
-    local attempt = whole(tonumber(get(record, 'a') or 1) + 1)
+    local attempt = whole(num(get(record, 'a') or 1) + 1)
     token = draw_token(job)
     record = put(put(put(drop(record, 'rt'), 'a', attempt), 'k', token), 'c', clock)
     record = put(put(record, 's', 'running'), 'b', clock)
-    redis.call('HSET', runs, tick, put(put(record, 'l', whole(now + tonumber(lease))), 'g', lease))
+    redis.call('HSET', runs, tick, put(put(record, 'l', whole(now + num(lease))), 'g', lease))
     return {'ok', clock, token, attempt}
   end
   redis.call('HSET', runs, tick, ended)
@@ -59,4 +68,4 @@ if state == 'claimed' or state == 'running' or state == outcome then
   if outcome ~= 'abandoned' then set_live(job, tick, false) end
   return {'ok', clock}
 end
-return {'fenced', clock, state or 'unknown', get(record, 'n') or ''}
+return {'fenced', clock, word(record, 's'), word(record, 'n')}
