@@ -14,7 +14,7 @@ import time
 
 from clustercron import config, options, schema, spool, supervise
 from clustercron.claims import Claims, Ending, Lost, Tick, Won
-from clustercron.errors import ClustercronError, StoreRefused, StoreUnavailable
+from clustercron.errors import ClustercronError, StoreRefused, StoreUnavailable, reason_of
 from clustercron.lease import Renewal
 from clustercron.output import Output
 
@@ -73,6 +73,8 @@ class Attempt:
         self._claims = claims
         self._clock = clock
         self._voice = voice
+        for script in ("start", "renew", "finish"):
+            schema.script(script)  # whoever cannot read them must know before anything is executed
         self._signals = supervise.Signals()
         self._won: Won | None = None
         self._renewal: Renewal | None = None
@@ -100,13 +102,16 @@ class Attempt:
             StoreRefused, ClockSkew: the same, and trying again cannot help.
         """
         self._began_ms = self._clock.node_now_ms()
+        self._won = won
         try:
+            if won is not None:
+                self._renewal = self._new_renewal()
             return self._signals.interruptible(lambda: self._confirm(won))
         except supervise.Interrupted:
             if self._won is not None:
                 self._give_back(self._won)
             return self._signals.stop
-        except ClustercronError as exc:
+        except Exception as exc:
             if self._won is not None:
                 self._give_back(self._won)
             if not isinstance(exc, StoreUnavailable):
@@ -162,13 +167,13 @@ class Attempt:
         output = Output(settings.output, settings.keep_output_bytes)
         self._begin_renewal()
         try:
-            end = supervise.watch(
+            watch = supervise.Watch(
                 job, output, self._signals, settings.timeout_ms, settings.kill_after_ms, self._heed_renewal
             )
-        except OSError as exc:
-            trouble = ClustercronError(f"cannot execute {job.file}: {(exc.strerror or str(exc)).lower()}")
-            self._voice.complain(trouble)
+        except Exception as exc:  # noqa: BLE001 - whatever it was, nothing is executed, and the tick must not look run
+            self._voice.complain(ClustercronError(f"cannot execute {job.file}: {reason_of(exc)}"))
             return self._ending("start-failed", ""), START_FAILED, False
+        end = watch.until_end()
         outcome, exit_code = self._judge(end)
         self._voice.decide(f"{self._claimed.text}: {outcome}, exit code {exit_code}")
         facts = schema.encode(x=end.exit_code, y=end.signal)
@@ -225,28 +230,28 @@ class Attempt:
         )
         return f"{pairs} {self._claimed.fire}"
 
+    def _new_renewal(self) -> Renewal:
+        stop_ms = self._settings.kill_after_ms if self._settings.on_lease_lost == "kill" else None
+        return Renewal(self._settings.lease_ms, stop_ms, self._clock.boot_ms, self._signals)
+
     def _begin_renewal(self) -> None:
-        won = self._won
-        if won is None:
+        won, renewal = self._won, self._renewal
+        if won is None or renewal is None:
             return
-        if self._renewal is not None:
-            self._renewal.stop()
         restorable = self._restorable()
         lease_ms = self._settings.lease_ms
 
         def renew(timeout_s: float) -> bool:
             return self._claims.renew(self._claimed, won, lease_ms, restorable, timeout_s) != "fenced"
 
-        # Whoever is to end before the lease does needs the time that stopping takes.
-        kills = self._settings.on_lease_lost == "kill"
-        margin_ms = min(self._settings.kill_after_ms + 1_000, lease_ms // 2) if kills else 0
-        self._renewal = Renewal(renew, lease_ms, margin_ms, self._held_since_ms, self._clock.boot_ms, self._signals)
+        renewal.begin(renew, self._held_since_ms)
 
-    def _heed_renewal(self) -> bool:
-        """Say what the renewal has to say; answers whether the job is to be stopped."""
-        lost = self._renewal.lost if self._renewal else None
-        if lost is None:
-            return False
+    def _heed_renewal(self) -> int | None:
+        """Say what the renewal has to say; answers how long the job may take to end if it is to be stopped."""
+        renewal = self._renewal
+        lost = renewal.lost if renewal else None
+        if renewal is None or lost is None:
+            return None
         kills = self._settings.on_lease_lost == "kill"
         why = "another attempt has the tick" if lost == "taken" else f"{self._store.address} did not confirm it in time"
         what = "stops the job" if kills else "the job goes on"
@@ -256,7 +261,7 @@ class Attempt:
                 None if kills else "--on-lease-lost=kill would stop it",
             )
         )
-        return kills
+        return renewal.time_to_end_ms if kills else None
 
     def _begin_next(self, ending: Ending) -> bool:
         """Wait the delay of a retry and begin the tick's next attempt; the run counts as alive meanwhile."""
@@ -265,8 +270,9 @@ class Attempt:
         if not self._wait(delay_ms):
             return False
         self._claims.restart_budget()
-        self._held_since_ms = self._clock.boot_ms()
+        held_since_ms = self._clock.boot_ms()
         try:
+            renewal = self._new_renewal()
             following = self._signals.interruptible(
                 lambda: self._claims.finish(
                     self._claimed, self._won, ending, self._restorable(), self._settings.lease_ms
@@ -274,15 +280,22 @@ class Attempt:
             )
         except supervise.Interrupted:
             return False
-        except ClustercronError as exc:
-            self._voice.complain(exc)
+        except Exception as exc:  # noqa: BLE001 - whatever it was, there is an end to record
+            self._voice.complain(self._trouble(f"cannot try {self._claimed.text} again", exc))
             return False
         finally:
             self._claims.close()
         if not isinstance(following, Won):
             return False
+        if self._renewal is not None:
+            self._renewal.stop()
+        self._renewal, self._held_since_ms = renewal, held_since_ms
         self._won, self._began_ms = following, following.claimed_at_ms
         return True
+
+    @staticmethod
+    def _trouble(what: str, exc: Exception) -> ClustercronError:
+        return exc if isinstance(exc, ClustercronError) else ClustercronError(f"{what}: {reason_of(exc)}")
 
     def _wait(self, delay_ms: int) -> bool:
         """Wait; answers False when a signal or the loss of the lease ends it."""
@@ -292,7 +305,7 @@ class Attempt:
         while (left_s := until - time.monotonic()) > 0:
             poll.poll(int(min(left_s, 86_400.0) * 1000) + 1)  # poll() takes no more than 24 days
             for number in self._signals.take():
-                if number in supervise.STOPPING or (number == supervise.NEWS and self._heed_renewal()):
+                if number in supervise.STOPPING or (number == supervise.NEWS and self._heed_renewal() is not None):
                     return False
         return True
 
@@ -326,8 +339,8 @@ class Attempt:
                 self._claims.close()
                 self._claims.restart_budget(_SHORT_BUDGET_S)
                 return finish()
-        except ClustercronError as exc:
-            self._spool(won, ending, exc)
+        except Exception as exc:  # noqa: BLE001 - whatever it was, the end must be kept
+            self._spool(won, ending, self._trouble(f"cannot record the end of {self._claimed.text}", exc))
             return True
         finally:
             self._claims.close()
@@ -351,9 +364,9 @@ class Attempt:
         kept = f"this node's next fire records it ({ending.outcome})"
         try:
             path = spool.keep(self._state_dir, f"{ending.ended_at_ms}-{self._claims.owner}-{record['attempt']}", record)
-        except spool.SpoolError as exc:
+        except Exception as exc:  # noqa: BLE001 - the exit code is the job's own, whatever becomes of its record
             self._voice.complain(trouble)
-            self._voice.complain(exc)
+            self._voice.complain(self._trouble("cannot keep the record", exc))
             return
         if ending.outcome == "abandoned":
             # Why nothing was executed is said by whoever gave up; this would be a second line about it.
@@ -368,13 +381,14 @@ class Attempt:
         environ = {**job_environ, "CLUSTERCRON_OUTCOME": outcome, "CLUSTERCRON_EXIT_CODE": str(exit_code)}
         job = supervise.Job("/bin/sh", ("sh", "-c", hook), environ)
         try:
-            end = supervise.watch(job, Output("pass", 0), self._signals, _HOOK_MS, 1_000, lambda: False)
+            watch = supervise.Watch(job, Output("pass", 0), self._signals, _HOOK_MS, 1_000, lambda: None)
+            end = watch.until_end()
             reason = f"exit code {end.exit_code}" if end.signal is None else f"signal {end.signal}"
             if end.cause is not None:
                 reason = f"stopped after {_HOOK_MS // 1000} s"
             failed = end.exit_code != 0
-        except OSError as exc:
-            failed, reason = True, (exc.strerror or str(exc)).lower()
+        except Exception as exc:  # noqa: BLE001 - the exit code is the job's own, whatever becomes of the hook
+            failed, reason = True, reason_of(exc)
         if failed:
             self._voice.complain(ClustercronError(f"the --on-failure command failed: {hook!r}: {reason}"))
 
@@ -387,16 +401,17 @@ class Attempt:
         url = self._settings.ping
         if url is None:
             return
-        stdin = self._pinging
-        if stdin is None:
-            self._pinging, stdin = os.pipe()
+        stdin, self._pinging = self._pinging, None
         argv = [sys.executable, "-I", "-m", "clustercron.ping", self._claims.job, suffix, body]
         try:
+            if stdin is None:
+                self._pinging, stdin = os.pipe()
             supervise.spawn_detached(argv, {**os.environ, "CLUSTERCRON_PING": url}, stdin)
-        except OSError as exc:
-            self._voice.complain(ClustercronError(f"cannot ping: {(exc.strerror or str(exc)).lower()}"))
+        except Exception as exc:  # noqa: BLE001 - the job runs, or has run, whether it is heard of or not
+            self._voice.complain(ClustercronError(f"cannot ping: {reason_of(exc)}"))
         finally:
-            os.close(stdin)
+            if stdin is not None:
+                os.close(stdin)
 
 
 def _began_with(variable: str) -> bool:

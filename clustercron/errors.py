@@ -100,3 +100,10 @@ class NotKnown(ClustercronError):
 
 class CannotWrite(ClustercronError):
     """An output that is closed, full or broken."""
+
+
+def reason_of(exc: BaseException) -> str:
+    """Answer why, of an exception that nobody expected, without the name of its class."""
+    if isinstance(exc, MemoryError):
+        return "out of memory"
+    return str(getattr(exc, "strerror", None) or exc).lower() or "unknown"

@@ -40,24 +40,37 @@ class Output:
         return not (self._pipes or self._rest or self._after or self._held is not None)
 
     def actions(self) -> tuple[list[tuple[int, ...]], list[int]]:
-        """Answer the file actions for the child, and the descriptors to close here once it exists."""
+        """Answer the file actions for the child, and the descriptors to close here once it exists.
+
+        Raises:
+            OSError: no descriptor is left; none was taken.
+        """
         if self._mode == "pass" and not self._keep_bytes:
             return [], []
         if self._mode == "discard" and not self._keep_bytes:
             null = os.open(os.devnull, os.O_WRONLY)
             return [(os.POSIX_SPAWN_DUP2, null, 1), (os.POSIX_SPAWN_DUP2, null, 2)], [null]
+        import fcntl  # noqa: F401 - needed at the end: whoever cannot load it must know before the job exists
+        import termios  # noqa: F401
+
         if self._mode == "on-failure":
             self._held = _unnamed_file()
             self._mode = self._mode if self._held is not None else "pass"
         actions: list[tuple[int, ...]] = []
-        ends = []
-        # Under cron both are one pipe. So they stay here, and what was written first is read first.
-        for targets in ((1, 2),) if _are_one(1, 2) else ((1,), (2,)):
-            read_fd, write_fd = os.pipe()
-            os.set_blocking(read_fd, False)
-            self._pipes[read_fd] = targets[0]
-            actions += [(os.POSIX_SPAWN_DUP2, write_fd, target) for target in targets]
-            ends.append(write_fd)
+        ends: list[int] = []
+        try:
+            # Under cron both are one pipe. So they stay here, and what was written first is read first.
+            for targets in ((1, 2),) if _are_one(1, 2) else ((1,), (2,)):
+                read_fd, write_fd = os.pipe()
+                self._pipes[read_fd] = targets[0]
+                ends.append(write_fd)
+                os.set_blocking(read_fd, False)
+                actions += [(os.POSIX_SPAWN_DUP2, write_fd, target) for target in targets]
+        except OSError:
+            self.abandon()
+            for fd in ends:
+                os.close(fd)
+            raise
         return actions, ends
 
     def register(self, poll: select.poll) -> None:

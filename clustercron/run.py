@@ -19,6 +19,7 @@ from clustercron.errors import (
     TooLate,
     UsageError,
     ZoneMismatch,
+    reason_of,
 )
 from clustercron.fired import find_fire
 from clustercron.messages import Voice, escaped, fill_standard_descriptors, print_output, print_trouble
@@ -45,8 +46,11 @@ def main(arguments: RunArguments, environ: Mapping[str, str], clock: Clock) -> i
     try:
         return run(arguments, environ, clock)
     except ClustercronError as exc:
-        print_trouble(escaped(arguments.given["job"]), exc)
-        return exc.exit_code
+        trouble = exc
+    except Exception as exc:  # noqa: BLE001 - cron mails what is printed, and a traceback says nothing to its reader
+        trouble = ClustercronError(f"cannot go on: {reason_of(exc)}")
+    print_trouble(escaped(arguments.given["job"]), trouble)
+    return trouble.exit_code
 
 
 def run(arguments: RunArguments, environ: Mapping[str, str], clock: Clock) -> int:
@@ -308,9 +312,12 @@ def _deliver_spool(store: StoreSettings, state_dir: str, clock: Clock, voice: Vo
     """Hand over what earlier runs of this node could not say; costs one system call when there is nothing."""
     if spool.is_empty(state_dir):
         return
-    from clustercron.attempt import deliver
+    try:
+        from clustercron.attempt import deliver
 
-    deliver(store, state_dir, clock, voice)
+        deliver(store, state_dir, clock, voice)
+    except Exception as exc:  # noqa: BLE001 - they can wait, and the exit code is that of what was done before
+        voice.note(f"kept records stay where they are: {reason_of(exc)}")
 
 
 def _job_facts(line: _Line, claimed: Tick, job: str) -> dict[str, str]:

@@ -52,6 +52,7 @@ NODE_LETTERS = {
     "d": "definition",
 }
 SCRIPTS = ("claim", "start", "renew", "finish", "known")
+_read: dict[str, str] = {}
 
 
 class JobKeys:
@@ -89,14 +90,21 @@ def jobs_key(prefix: str) -> str:
 def script(name: str) -> str:
     """Answer the text of a script with what all scripts share, without comments.
 
-    It is sent whole each time: that costs no more than a digest, and NOSCRIPT cannot happen.
+    It is sent whole each time: that costs no more than a digest, and NOSCRIPT cannot happen. It is read once: at the end
+    of a run of hours there may be no descriptor to read it with, or another version of it.
+
+    Raises:
+        OSError: it cannot be read.
     """
+    if name in _read:
+        return _read[name]
     folder = os.path.join(os.path.dirname(__file__), "lua")
     lines = []
     for part in ("prelude", name):
         with open(os.path.join(folder, part + ".lua"), encoding="utf-8") as file:
             lines += [line.strip() for line in file]
-    return "\n".join(line for line in lines if line and not line.startswith("--"))
+    _read[name] = "\n".join(line for line in lines if line and not line.startswith("--"))
+    return _read[name]
 
 
 def encode(**values: str | int | None) -> str:

@@ -174,7 +174,7 @@ class Job:
     Args:
         file: what `command.find` answered.
         argv: its arguments, the name first.
-        environ: its whole environment.
+        environ: its whole environment; an entry without a name, which nobody can hand on, is left out.
     """
 
     __slots__ = ("argv", "environ", "file")
@@ -182,7 +182,7 @@ class Job:
     def __init__(self, file: str, argv: Sequence[str], environ: Mapping[str, str]) -> None:
         self.file = file
         self.argv = list(argv)
-        self.environ = environ
+        self.environ = _named(environ)
 
     def spawn(self, actions: Sequence[tuple[int, ...]], mask: set[signal.Signals] | set[int]) -> int:
         """Execute it in a new process group; answers its pid, which is the group's id too.
@@ -208,6 +208,10 @@ class Job:
         )
 
 
+def _named(environ: Mapping[str, str]) -> dict[str, str]:
+    return {name: value for name, value in environ.items() if name}
+
+
 def spawn_detached(argv: list[str], environ: Mapping[str, str], stdin: int | None = None) -> None:
     """Start a program that nobody waits for, in a group of its own, without our stdout and with another stdin.
 
@@ -217,7 +221,7 @@ def spawn_detached(argv: list[str], environ: Mapping[str, str], stdin: int | Non
     null = os.open(os.devnull, os.O_RDWR)
     try:
         actions = [(os.POSIX_SPAWN_DUP2, null if stdin is None else stdin, 0), (os.POSIX_SPAWN_DUP2, null, 1)]
-        os.posix_spawn(argv[0], argv, environ, file_actions=actions, setpgroup=0)
+        os.posix_spawn(argv[0], argv, _named(environ), file_actions=actions, setpgroup=0)
     finally:
         os.close(null)
 
@@ -238,15 +242,8 @@ class End:
         self.stopped_by = stopped_by
 
 
-def watch(
-    job: Job,
-    output: Output,
-    signals: Signals,
-    timeout_ms: int | None,
-    kill_after_ms: int,
-    lease_lost: Callable[[], bool],
-) -> End:
-    """Start the job and stay until it has ended and its output is where it belongs.
+class Watch:
+    """A job that was started, and how it is watched: until it has ended and its output is where it belongs.
 
     Args:
         job: what to execute.
@@ -254,33 +251,20 @@ def watch(
         signals: heard since before the job existed.
         timeout_ms: TERM to the group after it; None for never.
         kill_after_ms: KILL to the group as long after a TERM of ours.
-        lease_lost: asked when the renewal has news; true ends the job as a timeout would.
+        heed_news: asked when the renewal has news: None, or the job is ended as a timeout would, and has at most so many
+            milliseconds between TERM and KILL.
 
     Raises:
-        OSError: exec failed.
+        OSError: exec failed, or something it needs could not be had; nothing was executed.
     """
-    terminal = Terminal()
-    actions, ends = output.actions()
-    try:
-        pid = job.spawn(actions, signals.mask)
-    finally:
-        for fd in ends:
-            os.close(fd)
-    terminal.hand_over(os.getpgrp(), pid)
-    try:
-        return _Watch(pid, terminal, output, signals, timeout_ms, kill_after_ms, lease_lost).until_end()
-    finally:
-        terminal.hand_over(pid, os.getpgrp())
 
-
-class _Watch:
     __slots__ = (
         "act_at",
         "cause",
+        "heed_news",
         "is_over",
         "is_past_help",
-        "kill_after_s",
-        "lease_lost",
+        "kill_after_ms",
         "output",
         "pid",
         "signals",
@@ -292,29 +276,44 @@ class _Watch:
 
     def __init__(
         self,
-        pid: int,
-        terminal: Terminal,
+        job: Job,
         output: Output,
         signals: Signals,
         timeout_ms: int | None,
         kill_after_ms: int,
-        lease_lost: Callable[[], bool],
+        heed_news: Callable[[], int | None],
     ) -> None:
-        self.pid = pid
-        self.terminal = terminal
         self.output = output
         self.signals = signals
-        self.act_at = None if timeout_ms is None else time.monotonic() + timeout_ms / 1000
-        self.kill_after_s = kill_after_ms / 1000
-        self.lease_lost = lease_lost
+        self.kill_after_ms = kill_after_ms
+        self.heed_news = heed_news
         self.status: int | None = None
         self.cause: str | None = None
         self.stopped_by: int | None = None
         self.was_killed = False
         self.is_past_help = False
         self.is_over = False  # the job, but perhaps not yet its output
+        self.terminal = Terminal()
+        actions, ends = output.actions()
+        try:
+            self.pid = job.spawn(actions, signals.mask)
+        except BaseException:
+            output.abandon()
+            raise
+        finally:
+            for fd in ends:
+                os.close(fd)
+        self.act_at = None if timeout_ms is None else time.monotonic() + timeout_ms / 1000
+        self.terminal.hand_over(os.getpgrp(), self.pid)
 
     def until_end(self) -> End:
+        """Stay until its end."""
+        try:
+            return self._until_end()
+        finally:
+            self.terminal.hand_over(self.pid, os.getpgrp())
+
+    def _until_end(self) -> End:
         while True:
             self._reap()
             if self.status is not None:
@@ -324,12 +323,20 @@ class _Watch:
             self._wait()
             for number in self.signals.take():
                 if number == NEWS:
-                    if self.status is None and self.cause is None and self.lease_lost():
-                        self._stop("lease")
+                    self._heed_news()
                 elif number != signal.SIGCHLD:
                     self._forward(number)
             if self.act_at is not None and time.monotonic() >= self.act_at:
                 self._act()
+
+    def _heed_news(self) -> None:
+        at_most_ms = None if self.is_over else self.heed_news()
+        if at_most_ms is None:
+            return
+        if self.cause is None:
+            self._stop("lease", min(self.kill_after_ms, at_most_ms))
+        elif self.act_at is not None:  # it is being stopped already, perhaps too slowly
+            self.act_at = min(self.act_at, time.monotonic() + at_most_ms / 1000)
 
     def _look_for_the_end(self, status: int) -> None:
         # Stopped by us, the whole group has to go; ended by itself, what it left behind is its own affair.
@@ -382,18 +389,18 @@ class _Watch:
             self.output.abandon()
             self.act_at = None
         elif self.cause is None:
-            self._stop("timeout")
+            self._stop("timeout", self.kill_after_ms)
         else:
             self.is_past_help = self.was_killed  # nobody takes in its dead, or it belongs to another user
             self._send(signal.SIGKILL)
             self.was_killed = True
             self.act_at = time.monotonic() + _DYING_S
 
-    def _stop(self, cause: str) -> None:
+    def _stop(self, cause: str, kill_after_ms: int) -> None:
         self.cause = cause
         self._send(signal.SIGTERM)
         self._send(signal.SIGCONT)
-        self.act_at = time.monotonic() + self.kill_after_s
+        self.act_at = time.monotonic() + kill_after_ms / 1000
 
     def _forward(self, number: int) -> None:
         if number in STOPPING:
