@@ -425,30 +425,38 @@ def _began_with(variable: str) -> bool:
 
 
 def deliver(store: StoreSettings, state_dir: str, clock: Clock, voice: Voice) -> None:
-    """Record the ends that this node could not tell this store before."""
-
-    def send(record: dict[str, str]) -> bool:
+    """Record the ends that this node could not tell this store before, as far as a short time allows."""
+    until_ms = clock.boot_ms() + _DELIVERY_MS
+    for path, record in spool.waiting(state_dir, str(store)):
+        left_ms = until_ms - clock.boot_ms()
+        if left_ms <= 0:
+            return
         try:
-            job, instant = options.job_name(record["job"]), int(record["tick"])
-            text = schema.utc_ms(instant * 1000).replace(".000Z", "Z")
-            tick = Tick(instant, text, "fire", 0, int(record["ttl_ms"]), "", "", "", "", "")
-            output = binascii.a2b_base64(record["output"])
-            ending = Ending(record["outcome"], record["facts"], int(record["ended_at_ms"]), output)
-        except (ValueError, OverflowError, OSError):
-            return False
-        won = Won(record["token"], record["attempt"], 0, False) if record["token"] else None
-        claims = Claims(store, job, clock, _DELIVERY_MS, 0, owner=record["owner"])
-        try:
-            claims.finish(tick, won, ending, record["restore"])
-        except StoreRefused as exc:
-            voice.note(f"a kept record stays where it is: {exc.message}")
-            return False
-        finally:
-            claims.close()
-        voice.decide(f"{text}: recorded the end of {job} that was kept: {ending.outcome}")
-        return True
+            _send(record, store, clock, voice, left_ms)
+        except (StoreRefused, ValueError, OverflowError, OSError) as exc:
+            voice.note(f"a kept record stays where it is: {path}: {reason_of(exc)}")
+            spool.put_last(path)
+        except StoreUnavailable as exc:
+            voice.note(f"kept records stay where they are: {exc.message}")
+            spool.put_last(path)
+            return
+        else:
+            spool.forget(path)
 
+
+def _send(record: dict[str, str], store: StoreSettings, clock: Clock, voice: Voice, budget_ms: int) -> None:
+    job, instant = options.job_name(record["job"]), int(record["tick"])
+    text = schema.utc_ms(instant * 1000).replace(".000Z", "Z")
+    tick = Tick(instant, text, "fire", 0, int(record["ttl_ms"]), "", "", "", "", "")
+    output = binascii.a2b_base64(record["output"])
+    ending = Ending(record["outcome"], record["facts"], int(record["ended_at_ms"]), output)
+    won = Won(str(int(record["token"])), str(int(record["attempt"])), 0, False) if record["token"] else None
+    claims = Claims(store, job, clock, budget_ms, 0, owner=record["owner"])
     try:
-        spool.deliver(state_dir, str(store), send)
-    except StoreUnavailable as exc:
-        voice.note(f"kept records stay where they are: {exc.message}")
+        recorded = claims.finish(tick, won, ending, record["restore"])
+    finally:
+        claims.close()
+    what = f"the end of {job} that was kept: {ending.outcome}"
+    voice.decide(
+        f"{text}: recorded {what}" if recorded else f"{text}: did not record {what}: another attempt has the tick"
+    )

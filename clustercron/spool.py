@@ -8,17 +8,19 @@ from __future__ import annotations
 
 import os
 import stat
+import time
 
 from clustercron.errors import ClustercronError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Iterator
 
 MAX_FILES = 1_000
 _MAX_FILE_BYTES = 4 << 20
-_BATCH = 20
 _SUFFIX = ".run"
+_HALF = ".run.new"  # being written, or left by a crash
+_HALF_AGE_S = 3_600
 FIELDS = (
     "store",
     "job",
@@ -58,7 +60,7 @@ def keep(state_dir: str, name: str, record: dict[str, str]) -> str:
         os.makedirs(state_dir, mode=0o700, exist_ok=True)
         os.makedirs(folder, mode=0o700, exist_ok=True)
         _check_folder(folder)
-        if len(os.listdir(folder)) >= MAX_FILES:
+        if len(_names(folder)) >= MAX_FILES:
             raise SpoolError(f"cannot keep the record: {folder}: {MAX_FILES} records are waiting there already")
         _write_through(path + ".new", json.dumps(record).encode("ascii"))
         os.replace(path + ".new", path)
@@ -96,36 +98,51 @@ def is_empty(state_dir: str) -> bool:
         return True
 
 
-def deliver(state_dir: str, store: str, send: Callable[[dict[str, str]], bool]) -> None:
-    """Hand the records kept for a store to `send`, oldest first, a few at a time; forget those it took.
-
-    `send` answers whether a record is done with. What it raises ends the delivery: the rest waits for another fire.
-    """
+def waiting(state_dir: str, store: str) -> Iterator[tuple[str, dict[str, str]]]:
+    """Answer the files and records kept for a store, the one that has waited longest since it was put last first."""
     folder = os.path.join(state_dir, "spool")
     try:
-        names = os.listdir(folder)
-    except OSError:
-        return
-    try:
         _check_folder(folder)
-    except SpoolError:
+        paths = [os.path.join(folder, name) for name in _names(folder)]
+    except (OSError, SpoolError):
         return
-    tried = 0
-    for name in sorted(n for n in names if n.endswith(_SUFFIX)):
-        path = os.path.join(folder, name)
+    for path in sorted(paths, key=lambda path: (_waits_since(path), path)):
         record = _read(path)
-        if record is None or record["store"] != store:
-            continue
-        if send(record):
-            try:
-                os.unlink(path)
-            except FileNotFoundError:
-                pass  # another fire of this node was quicker; the record is the same sent twice
-            except OSError:
-                return
-        tried += 1
-        if tried == _BATCH:
-            return
+        if record is not None and record["store"] == store:
+            yield path, record
+
+
+def forget(path: str) -> None:
+    """Delete a record; another fire of this node may have been quicker."""
+    try:
+        os.unlink(path)
+    except OSError:
+        pass  # the record is the same sent twice
+
+
+def put_last(path: str) -> None:
+    """Have all others tried before this record is tried again: it must not keep them from being delivered."""
+    try:
+        os.utime(path, follow_symlinks=False)
+    except OSError:
+        pass
+
+
+def _names(folder: str) -> list[str]:
+    """Answer the names of whole records; what a crash left half-written is deleted."""
+    names = os.listdir(folder)
+    for name in names:
+        path = os.path.join(folder, name)
+        if name.endswith(_HALF) and time.time() - _waits_since(path) / 1e9 > _HALF_AGE_S:
+            forget(path)
+    return [name for name in names if name.endswith(_SUFFIX)]
+
+
+def _waits_since(path: str) -> int:
+    try:
+        return os.lstat(path).st_mtime_ns
+    except OSError:
+        return 0
 
 
 def _check_folder(folder: str) -> None:

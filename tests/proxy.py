@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 Part = Literal["request", "reply"]
-How = Literal["reset", "fin", "silence", "drip"]
+How = Literal["reset", "fin", "silence", "drip", "late"]
 
 
 class Peer:
@@ -149,7 +149,7 @@ class Proxy(Peer):
     def lose(self, kind: str, part: Part, how: How = "reset", times: int = 1, after: int = 0) -> None:
         """Lose the request or the reply of batches with this kind: `times` of them, the first `after` go through.
 
-        `drip` does not lose a reply, but hands it on a byte a second.
+        `drip` does not lose a reply, but hands it on a byte a second; `late` hands it on a second later.
         """
         self._faults.append(_Fault(kind, part, how, times, after))
 
@@ -184,6 +184,9 @@ class Proxy(Peer):
                     conn.sendall(replies)
                 elif fault.how == "drip":
                     self._drip(conn, replies)
+                elif fault.how == "late":
+                    self._closed.wait(1)
+                    conn.sendall(replies)
                 else:
                     return _fail(conn, fault.how)
         return None

@@ -288,6 +288,25 @@ def test_with_kill_the_job_ends_before_its_lease_does(fleet: Fleet, own_server: 
     assert ended_at_ms < int(kept["b"]) + 4_000
 
 
+@pytest.mark.parametrize("options", ["", "--kill-after 60s", "--timeout 1s --kill-after 60s"])
+def test_with_kill_a_job_that_does_not_heed_term_is_gone_before_its_lease_is(
+    fleet: Fleet, own_server: Server, options: str
+) -> None:
+    fleet.set_url(own_server.url)
+    script = f'trap "" TERM; echo $$ > {fleet.folder}/pid; while :; do sleep 0.02; done'
+    fire = start(fleet, f"--lease 4s --store-timeout 2s --on-lease-lost kill {options}", "/bin/sh", "-c", script)
+    (pid,) = wait_for(lambda: lines(fleet.folder / "pid"), "it runs")
+    with own_server.stopped():
+        wait_for(lambda: not os.path.exists(f"/proc/{pid}"), "the job is stopped")
+        ended_at_ms = time.time() * 1000
+    end = fire.end()
+    assert "stops the job" in end.stderr
+    kept = record(own_server)
+    assert (end.returncode, kept["s"]) == ((124, "timed-out") if "timeout 1s" in options else (137, "lease-lost"))
+    # While the server was stopped nothing renewed it.
+    assert ended_at_ms < int(kept["b"]) + 4_000
+
+
 def test_a_lease_that_expired_is_said_once_and_regained(fleet: Fleet, own_server: Server, held: Held) -> None:
     fleet.set_url(own_server.url)
     fire = start(fleet, "--lease 1s", *held.command)
@@ -411,6 +430,81 @@ def _spool_one_more(fleet: Fleet, server: Server, held: Held) -> None:
     assert fire.end().returncode == 3
 
 
+def _keep_ends(fleet: Fleet, store: str, jobs: list[str]) -> Path:
+    """Have the end of a run of each job kept, the first the oldest."""
+    folder = _fill(fleet, 0)
+    end = {"store": store, "tick": FIELD, "restore": "a=1 s=running", "output": "", "outcome": "failed", "facts": "x=3"}
+    for number, job in enumerate(jobs):
+        path = folder / f"{job}.run"
+        path.write_text(json.dumps({**dict.fromkeys(spool.FIELDS, "1"), **end, "job": job}))
+        os.utime(path, (number, number))
+    return folder
+
+
+def test_ends_that_are_refused_keep_no_other_from_being_delivered(fleet: Fleet, server: Server) -> None:
+    broken = [f"broken-{number}" for number in range(50)]
+    folder = _keep_ends(fleet, _store(server), [*broken, "lease"])
+    for job in broken:
+        server.client().set(f"clustercron:{{{job}}}:runs", "no hash")
+    end = run(fleet, "", "/bin/true", tick="2026-01-05T02:01:00Z")
+    assert (end.returncode, end.stderr) == (0, "")
+    assert record(server)["s"] == "failed"
+    assert sorted(path.stem for path in folder.iterdir()) == sorted(broken)
+    for job in broken:
+        server.client().delete(f"clustercron:{{{job}}}:runs")
+    run(fleet, "", "/bin/true", tick="2026-01-05T02:02:00Z")
+    assert spooled(fleet) == []
+
+
+@pytest.mark.parametrize("how", ["late", "silence"])
+def test_ends_that_take_long_hold_no_fire_and_each_has_its_turn(fleet: Fleet, server: Server, how: Any) -> None:
+    with Proxy(server.socket) as proxy:
+        fleet.set_url(proxy.url)
+        store = f"redis at 127.0.0.1:{proxy.port}, database 0, prefix clustercron"
+        folder = _keep_ends(fleet, store, [f"job-{number}" for number in range(20)])
+        proxy.lose("finish", "reply", how, times=1000, after=1)  # the first is its own
+        fire = start(fleet, "", "/bin/true")
+        wait_for(lambda: proxy.count("finish") > 1, "it begins to deliver")
+        began = time.monotonic()
+        end = fire.end()
+        assert (end.returncode, end.stderr) == (0, "")
+        assert time.monotonic() - began < 4
+        assert 18 <= len(spooled(fleet)) <= 20
+        first = min(folder.iterdir(), key=lambda path: path.stat().st_mtime)
+        assert first.stem in ("job-1", "job-2"), "what was tried in vain is the last to be tried again"
+        proxy.heal()
+        assert run(fleet, "", "/bin/true", tick="2026-01-05T02:01:00Z").returncode == 0
+    assert spooled(fleet) == []
+
+
+def test_a_kept_end_that_another_attempt_makes_void_is_said_to_be(fleet: Fleet, own_server: Server, held: Held) -> None:
+    _spool_one(fleet, own_server, held)
+    own_server.start()
+    assert run(fleet, "", "/bin/true", node="node-2", env={"CLUSTERCRON_STATE_DIR": "/nowhere"}).returncode == 0
+    end = run(fleet, "-v", "/bin/true", tick="2026-01-05T02:01:00Z")
+    said = f"{TICK}: did not record the end of lease that was kept: failed: another attempt has the tick"
+    assert said in end.stderr
+    assert "recorded the end" not in end.stderr
+    assert spooled(fleet) == []
+    assert (record(own_server)["n"], record(own_server)["s"]) == ("node-2", "succeeded")
+
+
+@pytest.mark.parametrize("by", ["delivery", "keeping"])
+def test_what_a_crash_left_half_written_is_deleted_when_it_is_old(
+    fleet: Fleet, own_server: Server, held: Held, by: str
+) -> None:
+    folder = _fill(fleet, 0)
+    old, new = folder / "1-x-1.run.new", folder / "2-x-1.run.new"
+    for path in (old, new):
+        path.write_text("{")
+    os.utime(old, (time.time() - 7_200,) * 2)
+    if by == "delivery":
+        run(fleet, "", "/bin/true")
+    else:
+        _spool_one_more(fleet, own_server, held)
+    assert (old.exists(), new.exists()) == (False, True)
+
+
 @pytest.mark.root
 def test_a_spool_file_of_another_user_is_not_read(fleet: Fleet, server: Server) -> None:
     folder = _fill(fleet, 1, store=_store(server), job="lease", tick=FIELD, output="")
@@ -453,7 +547,7 @@ def test_a_full_spool_takes_no_more(tmp_path: Path) -> None:
     folder = tmp_path / "spool"
     folder.mkdir(mode=0o700)
     for number in range(spool.MAX_FILES):
-        (folder / str(number)).touch()
+        (folder / f"{number}.run").touch()
     with pytest.raises(spool.SpoolError, match="are waiting there already"):
         spool.keep(str(tmp_path), "name", dict.fromkeys(spool.FIELDS, "x"))
 
