@@ -82,6 +82,8 @@ def read_sources(environ: Mapping[str, str]) -> Sources:
     """
     named = environ.get("CLUSTERCRON_CONFIG")
     path = named or DEFAULT_FILE
+    if path == os.devnull:  # how one says that there is to be no file
+        return Sources(environ, path, {})
     try:
         text = _read_text(path, _MAX_FILE_BYTES)
     except FileNotFoundError:

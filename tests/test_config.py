@@ -588,3 +588,8 @@ def test_zone_rules_come_from_one_of_two_places() -> None:
     assert config.tzdata_source(_sources(TZDATA="system")) == "system"
     with pytest.raises(ConfigError, match="CLUSTERCRON_TZDATA"):
         config.tzdata_source(_sources(TZDATA="internet"))
+
+
+def test_null_device_means_no_file() -> None:
+    sources = config.read_sources({"CLUSTERCRON_CONFIG": "/dev/null", "CLUSTERCRON_GRACE": "5m"})
+    assert (sources.file, sources.get("CLUSTERCRON_GRACE")) == ({}, "5m")
