@@ -74,9 +74,10 @@ def test_future_tick_is_refused_and_leaves_no_trace(fleet: Fleet, server: Server
 
 
 def test_run_whose_lease_ran_out_is_called_lost(fleet: Fleet) -> None:
-    fire = fleet.start("run", *LINE, "2026-01-05T02:00:00Z", "--lease", "1s", "--", "/bin/sleep", "60")
-    running = "stands aside: running on node-1, since"
-    wait_for(lambda: running in _aside(fleet), "it runs")
+    job = ("/bin/sh", "-c", f"echo up > {fleet.folder}/up; exec sleep 60")
+    fire = fleet.start("run", *LINE, "2026-01-05T02:00:00Z", "--lease", "1s", "--", *job)
+    wait_for(lambda: lines(fleet.folder / "up"), "it runs")
+    assert "stands aside: running on node-1, since" in _aside(fleet)
     fire.kill()
     wait_for(lambda: "stands aside: lost on node-1, started at" in _aside(fleet), "its lease runs out")
 
