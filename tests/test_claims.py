@@ -518,11 +518,14 @@ def test_start_that_arrives_after_its_sender_gave_up_starts_nothing(
     with Server(tmp_path_factory.mktemp("ghost")) as server, server.client() as client:
         store = StoreSettings(parse_url(server.url), "clustercron", DAY_MS, False)
         # The claim's own lease is longer than the deadline of the start.
-        claims = Claims(store, "billing", Clock(), 15_000, 0)
+        claims = Claims(store, "billing", Clock(), 15_000, 20)
         won = claims.claim(a_tick())
         assert isinstance(won, Won)
         claims.restart_budget(0.3)
-        with server.stopped(), pytest.raises(StoreUnavailable):
-            claims.start(a_tick(), won, 60_000)
+        with server.stopped():
+            over_ms = Clock().node_now_ms() + 300 + 20
+            with pytest.raises(StoreUnavailable):
+                claims.start(a_tick(), won, 60_000)
+            wait_for(lambda: Clock().node_now_ms() > over_ms + 50, "the deadline has passed")
         wait_for(lambda: client.info("commandstats")["cmdstat_eval"]["calls"] > 1, "the late start is carried out")
         assert record(client)["state"] == "claimed"

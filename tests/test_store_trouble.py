@@ -182,7 +182,7 @@ def _read_and_reset(conn: socket.socket) -> None:
         (_drip, "redis", UNAVAILABLE, "no answer in time"),
         (_read_and_reset, "redis", UNAVAILABLE, "connection reset by peer"),
         (_read_and_reset, "rediss", UNAVAILABLE, "TLS: it closed the connection in the handshake"),
-        (lambda conn: conn.sendall(b"+OK\r\n"), "redis", REFUSED, "no script of clustercron"),
+        (lambda conn: conn.sendall(b"+OK\r\n"), "redis", REFUSED, "none of clustercron's scripts"),
     ],
     ids=["http", "http by tls", "silence", "silence by tls", "drip", "reset", "reset by tls", "odd answer"],
 )
