@@ -27,12 +27,10 @@ if token == '' then
   return {'ok', clock}
 end
 if not record then
-  local holder = redis.call('GET', claim)
-  if holder and holder ~= owner then return {'fenced', clock, 'gone', ''} end
   record = restore
-  local highest = num(redis.call('HGET', job, 'token') or 0)
-  if highest < num(token) then redis.call('HSET', job, 'token', token) end
-  take(job, ticks, runs, recent, claim, tick, owner, ttl, record)
+  if not put_back(job, ticks, runs, recent, claim, tick, owner, token, ttl, record) then
+    return {'fenced', clock, 'gone', ''}
+  end
 elseif get(record, 'k') ~= token then
   -- The answer to a retry's request may have been lost: then the next attempt is ours already.
   local field = tick .. '.' .. whole(num(get(record, 'a') or 1) - 1)

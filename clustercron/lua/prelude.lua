@@ -104,6 +104,15 @@ local function take(job, ticks, runs, recent, claim, tick, owner, ttl, record)
   if not redis.call('SET', claim, owner, 'NX', 'PX', ttl) then redis.call('SET', claim, owner, 'PX', ttl) end
 end
 
+-- Put back the record of an attempt that Redis has lost; answers false when another owner has the tick by now.
+local function put_back(job, ticks, runs, recent, claim, tick, owner, token, ttl, record)
+  local holder = redis.call('GET', claim)
+  if holder and holder ~= owner then return false end
+  if num(redis.call('HGET', job, 'token')) < num(token) then redis.call('HSET', job, 'token', token) end
+  take(job, ticks, runs, recent, claim, tick, owner, ttl, record)
+  return true
+end
+
 -- Move an attempt that ended out of the way of the tick's next one.
 local function archive(runs, recent, tick, record)
   local field = tick .. '.' .. (get(record, 'a') or '0')

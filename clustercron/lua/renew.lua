@@ -11,12 +11,10 @@ local clock = whole(now)
 local record = redis.call('HGET', runs, tick)
 local answer = 'ok'
 if not record then
-  local holder = redis.call('GET', claim)
-  if holder and holder ~= owner then return {'fenced', clock, 'gone', ''} end
   record = put(restore, 's', 'running')
-  local highest = num(redis.call('HGET', job, 'token') or 0)
-  if highest < num(token) then redis.call('HSET', job, 'token', token) end
-  take(job, ticks, runs, recent, claim, tick, owner, ttl, record)
+  if not put_back(job, ticks, runs, recent, claim, tick, owner, token, ttl, record) then
+    return {'fenced', clock, 'gone', ''}
+  end
   set_live(job, tick, true)
   answer = 'restored'
 elseif get(record, 'k') ~= token or get(record, 's') ~= 'running' then
